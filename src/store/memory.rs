@@ -1,0 +1,4 @@
+//! The embedded store.
+/// TODO(helper)
+#[derive(Debug, Default)]
+pub struct MemoryStore;
