@@ -1,10 +1,31 @@
 //! leasehold
 mod clock;
+mod engine;
 mod error;
+mod farewell;
+mod guard;
+mod host;
 mod key;
+mod lease;
+mod leases;
+mod lock;
 mod owner;
+mod request;
+mod schedule;
+mod settings;
 pub mod store;
+mod tenure;
+mod term;
+mod watchdog;
 
 pub use clock::Clock;
 pub use error::{Cause, Error, Invalid, LossReason, Lost, Result, Stale, StoreError};
+pub use guard::Guard;
 pub use key::Key;
+pub use lease::{Lease, LeaseState, LeaseView, Released};
+pub use leases::{Leases, LeasesBuilder};
+pub use lock::Lock;
+pub use request::LeaseRequest;
+pub use settings::Wait;
+pub use store::{Holding, Store};
+pub use tokio_util::sync::CancellationToken;

@@ -30,10 +30,9 @@ impl Identity {
         if label.chars().any(|c| c == '#' || c.is_whitespace() || c.is_control()) {
             return Err(Invalid::new("label", "no `#`, no space and no control character"));
         }
-        let mut id = [0; 8];
-        getrandom::fill(&mut id)
-            .map_err(|_| Invalid::new("label", "needs randomness from the kernel, and got none"))?;
-        Ok(Identity { label, inbox: format!("{:016x}", u64::from_be_bytes(id)).into() })
+        // No secret, but two processes must not share one: a forked child would inherit a generator's next numbers.
+        let inbox = getrandom::u64().unwrap_or_else(|_| fastrand::u64(..) ^ u64::from(std::process::id()));
+        Ok(Identity { label, inbox: format!("{inbox:016x}").into() })
     }
 
     /// `host:pid`, or as much of it as the platform tells.
