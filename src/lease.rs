@@ -8,7 +8,7 @@ use crate::{
 };
 use std::{
     fmt,
-    future::{Future, IntoFuture},
+    future::IntoFuture,
     ops::Deref,
     sync::Arc,
     time::Duration,
