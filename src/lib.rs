@@ -10,12 +10,14 @@ mod lease;
 mod leases;
 mod lock;
 mod owner;
+mod pursuit;
 mod request;
 mod schedule;
 mod settings;
 pub mod store;
 mod tenure;
 mod term;
+mod waiting;
 mod watchdog;
 
 pub use clock::Clock;
