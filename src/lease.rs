@@ -6,13 +6,7 @@ use crate::{
     store::{FencedWrite, Freed},
     tenure::Tenure,
 };
-use std::{
-    fmt,
-    future::IntoFuture,
-    ops::Deref,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, future::IntoFuture, ops::Deref, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

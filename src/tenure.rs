@@ -405,10 +405,8 @@ impl Tenure {
     /// nothing.
     pub(crate) fn settling(&self) -> Option<Settling> {
         let mut state = self.lock();
-        (state.in_flight > 0).then(|| Settling {
-            settled: state.settled.get_or_insert_default().clone(),
-            at_most: self.plan.attempt,
-        })
+        (state.in_flight > 0)
+            .then(|| Settling { settled: state.settled.get_or_insert_default().clone(), at_most: self.plan.attempt })
     }
 
     /// Queues a release of what this tenure has in the store.

@@ -30,7 +30,13 @@ async fn a_day_of_renewals_keeps_the_lease_and_its_fence() {
 #[tokio::test(start_paused = true)]
 async fn with_lease_gives_back_the_works_value_and_leaves_the_key_free() {
     let leases = Leases::in_memory();
-    let got = leases.with_lease("k", |_cancel| async { sleep(100 * SECOND).await; 7 }).await.unwrap();
+    let got = leases
+        .with_lease("k", |_cancel| async {
+            sleep(100 * SECOND).await;
+            7
+        })
+        .await
+        .unwrap();
     assert_eq!(got, 7);
     assert_eq!(leases.inspect("k").await.unwrap(), None);
 }

@@ -1,4 +1,5 @@
 //! Leases in Redis.
+mod inbox;
 mod link;
 mod names;
 mod protocol;
@@ -14,9 +15,11 @@ use crate::{
     Key,
     clock::Clock,
     error::{Error, Invalid, StoreError},
-    store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Renewal, Renewed, Store, Wrote},
+    store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote},
 };
 use std::{fmt, time::Duration};
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 #[cfg(all(feature = "tls-rustls", feature = "tls-rustls-ring"))]
 compile_error!(
@@ -28,7 +31,8 @@ compile_error!(
 /// A lease is a plain string key, so it excludes other programs that take the same key with `SET key token NX PX ms`,
 /// and is excluded by them. Everything is done by one script whose operations each check, act and mark in one step.
 ///
-/// It keeps two connections, one of them for renewals alone, and connects again by itself when one is lost. Both live
+/// It keeps three connections, one of them for renewals alone and one to hear what the server has to say, and connects
+/// again by itself when one is lost. They live
 /// on the runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while
 /// there is no connection, so bound them.
 ///
@@ -41,6 +45,12 @@ pub struct RedisStore {
     /// Renewals never stand behind a herd of claims.
     renewals: Link,
     clock: Clock,
+    settings: Settings,
+    /// Where the connections live.
+    runtime: Handle,
+    /// Fires when the store is dropped: the inboxes end with it.
+    closed: CancellationToken,
+    _open: DropGuard,
 }
 
 /// How a store treats its connections.
@@ -77,7 +87,9 @@ impl RedisStore {
             key: None,
             source,
         })?;
-        Ok(RedisStore { address, main, renewals, clock: Clock::system() })
+        let (clock, closed) = (Clock::system(), CancellationToken::new());
+        let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
+        Ok(RedisStore { address, main, renewals, clock, settings, runtime, closed, _open: open })
     }
 }
 
@@ -113,6 +125,12 @@ impl Store for RedisStore {
 
     async fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
         self.main.ask(Op::read(key)).await?.value()
+    }
+
+    /// Subscribes, on a connection of its own.
+    fn listen(&self, to: Pushes) {
+        let (address, patience) = (self.address.clone(), self.settings.patience);
+        self.runtime.spawn(inbox::hear(address, patience, to, self.closed.clone()));
     }
 
     fn check(&self, key: &Key) -> Result<(), Invalid> {

@@ -103,7 +103,7 @@ pub(super) type Sent = Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Sen
 
 /// A client of one connection, without a policy to connect again: when its connection ends, so does it.
 pub(super) struct Wire {
-    client: Client,
+    pub(super) client: Client,
     task: ConnectHandle,
 }
 
@@ -111,7 +111,7 @@ impl Wire {
     /// Connects, and lets the page answer an empty list: now the server knows it, we know its time, and that we may.
     pub(super) async fn open(address: &Address, clock: &Clock) -> Result<(Wire, Moment, u64), StoreError> {
         let opened = tokio::time::timeout(CONNECT, async {
-            let wire = Wire::connect(address).await.map_err(|e| not_connected(address, e))?;
+            let wire = Wire::connect(address, 32).await.map_err(|e| not_connected(address, e))?;
             let sent = clock.now();
             match wire.send(Page::ByText, &[], |_| 0).await {
                 Ok(reply) => Ok((wire, sent, reply.time)),
@@ -119,13 +119,20 @@ impl Wire {
                 Err(Failure::Lost(error)) => Err(error),
             }
         });
-        opened.await.unwrap_or_else(|_| {
-            Err(StoreError::unavailable(format!("Redis at {address} gave no answer within {CONNECT:?}; does it hang?")))
-        })
+        opened.await.unwrap_or_else(|_| Err(silent(address)))
     }
 
-    async fn connect(address: &Address) -> Result<Wire, FredError> {
+    /// Connects for a subscription: with room for so many words that wait to be heard.
+    pub(super) async fn open_for_words(address: &Address, room: usize) -> Result<Wire, StoreError> {
+        match tokio::time::timeout(CONNECT, Wire::connect(address, room)).await {
+            Ok(wire) => wire.map_err(|error| not_connected(address, error)),
+            Err(_) => Err(silent(address)),
+        }
+    }
+
+    async fn connect(address: &Address, room: usize) -> Result<Wire, FredError> {
         let client = Builder::from_config(address.0.clone())
+            .with_performance_config(|p| p.broadcast_channel_capacity = room)
             .with_connection_config(|c| {
                 c.connection_timeout = CONNECT;
                 c.internal_command_timeout = CONNECT;
@@ -215,6 +222,18 @@ fn failure(error: FredError) -> Failure {
         Some(_) => Failure::Said(said),
         None => Failure::Lost(StoreError::unavailable(LOST).with_source(error)),
     }
+}
+
+/// What an error of fred's means.
+pub(super) fn explain(error: FredError) -> StoreError {
+    match failure(error) {
+        Failure::Said(said) => said.classify(),
+        Failure::Lost(error) => error,
+    }
+}
+
+fn silent(address: &Address) -> StoreError {
+    StoreError::unavailable(format!("Redis at {address} gave no answer within {CONNECT:?}; does it hang?"))
 }
 
 fn not_connected(address: &Address, error: FredError) -> StoreError {
