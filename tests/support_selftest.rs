@@ -300,3 +300,88 @@ fn a_message_ends_where_its_last_element_does() {
         assert_eq!(early, None, "{whole:?}");
     }
 }
+
+#[cfg(unix)]
+mod children {
+    use super::support::{
+        child::{self, Child},
+        until, within,
+    };
+    use std::{
+        io::{Read, Write},
+        net::{Ipv4Addr, TcpListener, TcpStream},
+        time::Duration,
+    };
+
+    /// Answers bytes on a connection to its parent, so that the parent can see whether it runs.
+    fn answer(port: &str) {
+        let mut parent = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse().unwrap())).unwrap();
+        child::says("connected now");
+        let mut byte = [0];
+        while parent.read(&mut byte).unwrap() == 1 && byte[0] != b'q' {
+            parent.write_all(&byte).unwrap();
+        }
+        child::says("done");
+    }
+
+    async fn start(test: &str) -> (Child, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut child = Child::of(test, &listener.local_addr().unwrap().port().to_string());
+        assert_eq!(child.hears("connected").await, "now");
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+        (child, stream)
+    }
+
+    #[tokio::test]
+    async fn a_child_stands_still_while_it_is_stopped_and_then_goes_on() {
+        if let Some(port) = child::told() {
+            return answer(&port);
+        }
+        let (mut child, mut stream) =
+            start("children::a_child_stands_still_while_it_is_stopped_and_then_goes_on").await;
+        let mut byte = [0];
+        stream.write_all(b"1").unwrap();
+        stream.read_exact(&mut byte).unwrap();
+        child.stop();
+        stream.write_all(b"2").unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        assert!(stream.read(&mut byte).is_err());
+        stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+        child.resume();
+        stream.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"2");
+        stream.write_all(b"q").unwrap();
+        child.hears("done").await;
+        child.succeeds().await;
+    }
+
+    #[tokio::test]
+    async fn a_child_that_is_killed_or_dropped_is_gone() {
+        if let Some(port) = child::told() {
+            return answer(&port);
+        }
+        for dropped in [false, true] {
+            let (mut child, mut stream) = start("children::a_child_that_is_killed_or_dropped_is_gone").await;
+            let pid = child.pid();
+            if dropped {
+                drop(child);
+            } else {
+                child.kill();
+            }
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "its connection is closed");
+            until("no such process", || rustix::process::test_kill_process(pid).is_err()).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_child_that_fails_fails_its_test_with_its_words() {
+        if child::told().is_some() {
+            panic!("the reason");
+        }
+        let mut child = Child::of("children::a_child_that_fails_fails_its_test_with_its_words", "");
+        let failed = within("the child's end", tokio::spawn(async move { child.hears("something").await })).await;
+        let words = *failed.unwrap_err().into_panic().downcast::<String>().unwrap();
+        assert!(words.contains("ended before it said \"something\"") && words.contains("the reason"), "{words}");
+    }
+}
