@@ -8,6 +8,7 @@ use crate::{
     schedule::Schedule,
     store::{FencedWrite, Identity, Wrote, erased::DynStore, pushes::Push},
     tenure::Tenure,
+    waiting::Waiting,
 };
 use std::{
     future::Future,
@@ -25,6 +26,7 @@ pub(crate) struct Engine {
     pub(crate) clock: Clock,
     pub(crate) identity: Identity,
     pub(crate) schedule: Schedule,
+    pub(crate) waiting: Waiting,
     farewells: Mutex<Vec<Farewell>>,
     pub(crate) partings: Partings,
     /// Fires when `shutdown` is called: nothing is acquired any more.
@@ -44,6 +46,7 @@ impl Engine {
             clock,
             identity,
             schedule: Schedule::default(),
+            waiting: Waiting::default(),
             farewells: Mutex::default(),
             partings: Partings::default(),
             closing: CancellationToken::new(),
@@ -79,10 +82,14 @@ impl Engine {
 
     /// The store said something without being asked.
     pub(crate) fn hear(&self, push: &Push) {
-        if let Push::Forced { key, fence } = push
-            && let Some(tenure) = self.schedule.find(key, *fence)
-        {
-            tenure.forced();
+        match push {
+            Push::Forced { key, fence } => {
+                if let Some(tenure) = self.schedule.find(key, *fence) {
+                    tenure.forced();
+                }
+            }
+            Push::Granted { owner, fence, length } => self.waiting.granted(owner, *fence, *length),
+            Push::Missed => self.waiting.ask_all(),
         }
     }
 

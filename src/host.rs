@@ -92,7 +92,8 @@ impl Host {
     /// In a forked child.
     pub(crate) fn ensure_watched(&self, engine: &Arc<Engine>) -> Result<()> {
         if std::process::id() != self.process {
-            let forked = StoreError::unavailable("this `Leases` was made before the process forked; make one in the child");
+            let forked =
+                StoreError::unavailable("this `Leases` was made before the process forked; make one in the child");
             return Err(Error::Store { attempted: "acquire", key: None, source: forked });
         }
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);

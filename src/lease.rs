@@ -6,13 +6,7 @@ use crate::{
     store::{FencedWrite, Freed},
     tenure::Tenure,
 };
-use std::{
-    fmt,
-    future::IntoFuture,
-    ops::Deref,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, future::IntoFuture, ops::Deref, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -258,9 +252,11 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let tenure = &self.view.tenure;
         let ended = tenure.end();
-        // What the store said is somebody else's or gone needs no release; what merely ran out here may still be ours there.
+        // What the store said is somebody else's or gone needs no release, unless a claim of ours is still on its way; what
+        // merely ran out here may still be ours there.
         let theirs = matches!(ended, Err(LossReason::Expired | LossReason::Taken | LossReason::Forced));
-        if self.parted || theirs {
+        let echo = tenure.clock().now() < tenure.echo_until;
+        if self.parted || theirs && !echo {
             return;
         }
         tenure.bid_farewell();

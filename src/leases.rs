@@ -5,7 +5,10 @@ use crate::{
     error::{Error, Invalid, LossReason},
     host::Host,
     settings::{Settings, Wait},
-    store::{FencedWrite, Holding, Identity, MemoryStore, Pushes, Store, redis::RedisStore},
+    store::{
+        FencedWrite, Holding, Identity, MemoryStore, Pushes, Store,
+        redis::{self, RedisStore},
+    },
 };
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -294,7 +297,9 @@ impl LeasesBuilder {
         let identity = self.identity()?;
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
         let host = Host::own().map_err(unable)?;
-        let store = host.run(RedisStore::open(url.to_owned(), plan.attempt * 2)).await.map_err(unable)??;
+        let (url, settings) = (url.to_owned(), redis::Settings { patience: plan.attempt * 2 });
+        let connecting = async move { RedisStore::connect_with(&url, settings).await };
+        let store = host.run(connecting).await.map_err(unable)??;
         Ok(self.assemble(store, identity, host))
     }
 

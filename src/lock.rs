@@ -129,7 +129,8 @@ impl Lock {
             Released::Released => Ok(()),
             Released::AlreadyGone => Err(Lost::new(&self.key, fence, LossReason::Expired).into()),
             Released::Unconfirmed => {
-                let silent = StoreError::unavailable("the release was not confirmed; it is tried again in the background");
+                let silent =
+                    StoreError::unavailable("the release was not confirmed; it is tried again in the background");
                 Err(Error::store("unlock", &self.key, silent))
             }
         }

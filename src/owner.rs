@@ -111,13 +111,6 @@ impl Owner {
     pub fn id(&self) -> &Uuid {
         &self.id
     }
-
-    /// The label in a secret that some process of ours wrote; `None` when it isn't one.
-    pub(crate) fn label_in(secret: &str) -> Option<&str> {
-        let (rest, id) = secret.rsplit_once('/')?;
-        let (label, inbox) = rest.rsplit_once('/')?;
-        (!label.is_empty() && inbox.len() == 16 && Uuid::try_parse(id).is_ok()).then_some(label)
-    }
 }
 
 impl PartialEq for Owner {
@@ -152,14 +145,6 @@ mod tests {
         let owner = Owner::draw(&Identity::new("me").unwrap()).unwrap();
         let shown = format!("{owner:?}");
         assert!(shown.len() < 20 && !shown.contains(&owner.secret()[20..]), "{shown}");
-    }
-
-    #[test]
-    fn the_label_can_be_read_from_a_secret_and_only_from_ours() {
-        let owner = Owner::draw(&Identity::new("host/a:1").unwrap()).unwrap();
-        assert_eq!(Owner::label_in(&owner.secret()), Some("host/a:1"));
-        assert_eq!(Owner::label_in("somebody's token"), None);
-        assert_eq!(Owner::label_in(&owner.id.to_string()), None);
     }
 
     #[test]

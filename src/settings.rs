@@ -83,7 +83,10 @@ impl Settings {
         }
         let grace = self.grace.unwrap_or(ttl / 10);
         if grace >= ttl / 3 {
-            return Err(Invalid::new("grace", "less than a third of the ttl, or renewals would have no time to be retried"));
+            return Err(Invalid::new(
+                "grace",
+                "less than a third of the ttl, or renewals would have no time to be retried",
+            ));
         }
         let attempt = self.attempt.unwrap_or(default_attempt(ttl));
         if attempt < MIN_ATTEMPT {
@@ -93,7 +96,10 @@ impl Settings {
             return Err(Invalid::new("attempt", "at most a third of the ttl, or a second attempt would not fit"));
         }
         if self.max_hold.is_some_and(|max_hold| max_hold <= grace) {
-            return Err(Invalid::new("max_hold", "longer than the grace, or the work would be told to stop as it starts"));
+            return Err(Invalid::new(
+                "max_hold",
+                "longer than the grace, or the work would be told to stop as it starts",
+            ));
         }
         let wait = self.wait.unwrap_or(Wait::UpTo(ttl));
         Ok(Plan { ttl, grace, attempt, wait, max_hold: self.max_hold, renews: !self.fixed })

@@ -28,6 +28,8 @@ pub(crate) struct Grant {
     pub(crate) owner: Owner,
     pub(crate) fence: u64,
     pub(crate) term: Term,
+    /// It came from the line, and is shorter than the TTL: it has to be renewed at once.
+    pub(crate) handed_over: bool,
     /// Until then an earlier claim of this owner may still be carried out; see [`Tenure::echo_until`].
     pub(crate) echo_until: Moment,
 }
@@ -97,10 +99,14 @@ struct News {
 
 impl Tenure {
     pub(crate) fn begin(grant: Grant, plan: Plan, keeper: Arc<Keeper>) -> Arc<Tenure> {
-        let Grant { key, owner, fence, term, echo_until } = grant;
+        let Grant { key, owner, fence, term, handed_over, echo_until } = grant;
         let cap = plan.max_hold.map(|max_hold| (term.sent.after(max_hold), LossReason::MaxHold));
         let id = keeper.next_id();
-        let renew_at = if plan.renews { term.first_renew_at(fastrand::f64()) } else { Moment::NEVER };
+        let renew_at = match (handed_over, plan.renews) {
+            (true, _) => term.sent,
+            (false, true) => term.first_renew_at(fastrand::f64()),
+            (false, false) => Moment::NEVER,
+        };
         let tenure = Arc::new(Tenure {
             key,
             owner,
@@ -295,7 +301,7 @@ impl Tenure {
     fn renewed(&self, state: &mut State, sent: Moment) -> News {
         let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
         if self.extend(state, &term) {
-            state.renew_at = term.renew_at();
+            state.renew_at = if self.plan.renews { term.renew_at() } else { Moment::NEVER };
         }
         let mut news = News::default();
         if state.trouble.take().is_some() {
@@ -399,10 +405,8 @@ impl Tenure {
     /// nothing.
     pub(crate) fn settling(&self) -> Option<Settling> {
         let mut state = self.lock();
-        (state.in_flight > 0).then(|| Settling {
-            settled: state.settled.get_or_insert_default().clone(),
-            at_most: self.plan.attempt,
-        })
+        (state.in_flight > 0)
+            .then(|| Settling { settled: state.settled.get_or_insert_default().clone(), at_most: self.plan.attempt })
     }
 
     /// Queues a release of what this tenure has in the store.

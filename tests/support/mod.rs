@@ -1,6 +1,10 @@
 //! What the tests on a real server share.
 // Every test file compiles this module anew and uses a part of it.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
+#[cfg(unix)]
+pub mod child;
+pub mod proxy;
+pub mod resp;
 pub mod server;
 
 use std::{
