@@ -1,9 +1,11 @@
 //! Monotonic time that counts suspension.
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
-use std::time::Duration;
 use tokio::time::Instant;
 
 /// A point on a [`Clock`], in nanoseconds. Eight bytes, so a deadline is one atomic.
@@ -11,6 +13,8 @@ use tokio::time::Instant;
 pub(crate) struct Moment(pub(crate) u64);
 
 impl Moment {
+    pub(crate) const NEVER: Moment = Moment(u64::MAX);
+
     pub(crate) fn after(self, d: Duration) -> Moment {
         Moment(self.0.saturating_add(nanos(d)))
     }
@@ -22,19 +26,18 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
+
 fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What leases measure time with.
+/// What leases measure time with. [`Clock::system`] is right for everything but tests.
 #[derive(Clone, Debug)]
 pub struct Clock(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    /// The operating system's clock that goes on while the machine sleeps.
     System,
-    /// Tokio's clock, which tests can pause; `asleep` is suspension that a test pretends.
     Tokio { origin: Instant, asleep: Arc<AtomicU64> },
 }
 
@@ -45,15 +48,19 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Counts time in which the machine was suspended (`CLOCK_BOOTTIME` on Linux). For everything but tests.
+    /// The operating system's clock that goes on while the machine is suspended: `CLOCK_BOOTTIME` on Linux and Android,
+    /// `CLOCK_MONOTONIC` on Apple's systems, the performance counter on Windows.
     pub fn system() -> Self {
         Clock(Kind::System)
     }
+
     /// Follows `tokio::time`, so `tokio::time::pause` works. It doesn't see suspension by itself.
     pub fn tokio() -> Self {
         Clock(Kind::Tokio { origin: Instant::now(), asleep: Arc::default() })
     }
-    /// Pretends on a [`Clock::tokio`] that the machine was suspended for `d`: time jumps, and no timer noticed.
+
+    /// Pretends on a [`Clock::tokio`] that the machine was suspended for `d`: time jumps, and no timer noticed. Does
+    /// nothing to a [`Clock::system`].
     pub fn suspend(&self, d: Duration) {
         if let Kind::Tokio { asleep, .. } = &self.0 {
             asleep.fetch_add(nanos(d), Relaxed);
@@ -68,8 +75,8 @@ impl Clock {
         }
     }
 
-    /// Sleeps until `at`. Timers stand still while the machine is suspended, so it looks again at least every
-    /// second on the system's clock: what fell due in a suspension is late by at most that much awake time.
+    /// Sleeps until `at`. Timers stand still while the machine is suspended, so it looks at the clock at least each
+    /// second: what fell due in a suspension is late by at most that much awake time.
     pub(crate) async fn sleep_until(&self, at: Moment) {
         loop {
             let left = at.since(self.now());
@@ -77,14 +84,13 @@ impl Clock {
                 return;
             }
             // A timer of tokio has a resolution of 1 ms, so a shorter nap would spin.
-            tokio::time::sleep(left.clamp(Duration::from_millis(1), self.look())).await;
+            tokio::time::sleep(left.clamp(Duration::from_millis(1), LOOK)).await;
         }
     }
-    /// How long a timer may be trusted without a look at the clock.
-    pub(crate) fn look(&self) -> Duration {
-        Duration::from_secs(1)
-    }
 }
+
+/// How long a timer may be trusted without a look at the clock.
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn system_now() -> Moment {
@@ -106,4 +112,46 @@ fn read(id: rustix::time::ClockId) -> Moment {
 fn system_now() -> Moment {
     static ORIGIN: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
     Moment(nanos(ORIGIN.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_ends_at_its_moment_and_within_a_second_of_waking_from_a_suspension() {
+        let clock = Clock::tokio();
+        let start = clock.now();
+        clock.sleep_until(start.after(Duration::from_millis(2500))).await;
+        assert_eq!(clock.now().since(start), Duration::from_millis(2500));
+
+        let awake = Instant::now();
+        let target = clock.now().after(Duration::from_secs(3600));
+        let sleeper = tokio::spawn({
+            let clock = clock.clone();
+            async move { clock.sleep_until(target).await }
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        clock.suspend(Duration::from_secs(7200));
+        sleeper.await.unwrap();
+        assert!(awake.elapsed() <= Duration::from_secs(1), "{:?}", awake.elapsed());
+    }
+
+    #[test]
+    fn moments_saturate() {
+        assert_eq!(Moment(5).after(Duration::MAX), Moment::NEVER);
+        assert_eq!(Moment(5).before(Duration::MAX), Moment(0));
+        assert_eq!(Moment(5).since(Moment(7)), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_system_clock_does_not_run_backwards() {
+        let clock = Clock::system();
+        let mut last = clock.now();
+        for _ in 0..10_000 {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+    }
 }

@@ -32,6 +32,16 @@ pub enum Error {
         /// The handle's key.
         key: Key,
     },
+    /// The lease is held, but not for as long as was asked without another renewal. Wait for the renewal, or take a longer
+    /// TTL.
+    #[error("the lease on `{key}` is certain for {valid_for:?} only, less than was asked for")]
+    #[non_exhaustive]
+    Expiring {
+        /// The lease's key.
+        key: Key,
+        /// How long it is certain.
+        valid_for: Duration,
+    },
     /// A setting or an argument that cannot work. It says what to change.
     #[error(transparent)]
     Invalid(#[from] Invalid),

@@ -1,5 +1,5 @@
 //! [`Store`] without its type, so that `Leases` has no parameter. One box a call.
-use super::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote};
+use super::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Renewal, Renewed, Store, Wrote};
 use crate::{
     Key,
     error::{Invalid, StoreError},
@@ -19,7 +19,6 @@ pub(crate) trait DynStore: Send + Sync + 'static {
     fn read<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Vec<u8>>>;
     fn lane(&self, key: &Key) -> u32;
     fn check(&self, key: &Key) -> Result<(), Invalid>;
-    fn listen(&self, to: Pushes);
 }
 
 impl<S: Store> DynStore for S {
@@ -49,8 +48,5 @@ impl<S: Store> DynStore for S {
     }
     fn check(&self, key: &Key) -> Result<(), Invalid> {
         Store::check(self, key)
-    }
-    fn listen(&self, to: Pushes) {
-        Store::listen(self, to);
     }
 }

@@ -1,4 +1,582 @@
-//! The embedded store.
-/// TODO(helper)
-#[derive(Debug, Default)]
-pub struct MemoryStore;
+//! The embedded store: leases of one process, with the semantics of the Redis page.
+use super::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Ticket, Wrote};
+use crate::{Clock, Key, clock::Moment, error::StoreError};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+/// How long a fence is remembered after the last acquisition of its key.
+const FENCE_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Keeps leases in this process: for tests, examples, and programs that are one process.
+///
+/// It keeps to the rules of the Redis store, the line and the fences included. Every call is one step under a mutex,
+/// carried out when its future is first polled, and none of them ever waits. Share one between several
+/// [`Leases`](crate::Leases) by an [`Arc`].
+///
+/// Time follows `tokio::time`, so that `tokio::time::pause` works; [`with_clock`](MemoryStore::with_clock) takes another
+/// clock. After a lease, all that stays is its fence, for seven days. Values that were written stay as long as the store.
+///
+/// ```
+/// use leasehold::store::{Claim, Claimed, Identity, MemoryStore, Owner, Store};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = MemoryStore::new();
+/// let owner = Owner::draw(&Identity::new("me")?)?;
+/// let claim = Claim::new("report:monthly".into(), owner, std::time::Duration::from_secs(30));
+/// assert!(matches!(store.claim(&claim).await?, Claimed::Held { .. }));
+/// # Ok(()) }
+/// ```
+pub struct MemoryStore {
+    clock: Clock,
+    /// The wall time, in microseconds, at a moment of the clock. Fences count from it by the clock, so a step of the
+    /// system's wall clock never takes them back.
+    origin: (Moment, u64),
+    state: Mutex<State>,
+    sinks: Mutex<Sinks>,
+}
+
+#[derive(Default)]
+struct State {
+    slots: HashMap<Key, Slot>,
+    /// When the slots are looked through for what is over.
+    sweep: Sweep,
+    values: HashMap<Key, Value>,
+}
+
+/// Where to leave word.
+#[derive(Default)]
+struct Sinks {
+    by_inbox: HashMap<Arc<str>, Pushes>,
+    sweep: Sweep,
+}
+
+/// What is kept of one key.
+#[derive(Default)]
+struct Slot {
+    /// The largest fence that was given for this key; the holder's, when there is one. 0: none yet.
+    fence: u64,
+    /// When the fence may be forgotten.
+    forget: Option<Moment>,
+    /// The last holder. It may have expired: ask [`Slot::held`].
+    holder: Option<Held>,
+    /// Who waits, in the order of their tickets. Some may be dead. The holder is never among them.
+    line: VecDeque<Waiter>,
+}
+
+struct Held {
+    owner: Owner,
+    until: Moment,
+}
+
+struct Waiter {
+    owner: Owner,
+    ticket: Ticket,
+    /// How long it is taken to live without another claim, and how long a grant to it lasts.
+    presence: Duration,
+    /// When it is taken to be dead.
+    until: Moment,
+}
+
+struct Value {
+    bytes: Vec<u8>,
+    fence: u64,
+}
+
+/// The instant of one step, on both clocks.
+#[derive(Clone, Copy)]
+struct Now {
+    moment: Moment,
+    /// Microseconds of wall time: the floor of a new fence or ticket.
+    wall: u64,
+}
+
+/// When to look through a map for what is over: when it has doubled since the last time. So each entry pays for a
+/// constant number of looks, and what is over takes no more room than twice what once was not.
+struct Sweep(usize);
+
+impl Sweep {
+    const SMALL: usize = 64;
+
+    fn is_due(&self, len: usize) -> bool {
+        len >= self.0
+    }
+    fn done(&mut self, left: usize) {
+        self.0 = Self::SMALL.max(2 * left);
+    }
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Sweep(Self::SMALL)
+    }
+}
+
+/// Word to be left in an inbox once the step is over.
+enum Word {
+    Granted { owner: Owner, fence: u64, length: Duration },
+    Forced { owner: Owner, key: Key, fence: u64 },
+}
+
+impl MemoryStore {
+    /// An empty store that follows `tokio::time`.
+    pub fn new() -> Self {
+        Self::with_clock(Clock::tokio())
+    }
+
+    /// An empty store on another clock: the one of the [`Leases`](crate::Leases) above it, or no lease ends when it
+    /// should.
+    pub fn with_clock(clock: Clock) -> Self {
+        let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let origin = (clock.now(), micros(wall));
+        MemoryStore { clock, origin, state: Mutex::default(), sinks: Mutex::default() }
+    }
+
+    fn now(&self) -> Now {
+        let (origin, wall) = self.origin;
+        let moment = self.clock.now();
+        Now { moment, wall: wall.saturating_add(micros(moment.since(origin))) }
+    }
+
+    /// One atomic step, then the word that it leaves for others: a sink may call back into this store.
+    fn step<T>(&self, step: impl FnOnce(&mut State, Now, &mut Vec<Word>) -> T) -> T {
+        let mut words = Vec::new();
+        let answer = {
+            let mut state = unpoisoned(&self.state);
+            // Read under the mutex, so that time never goes back from one step to the next.
+            let now = self.now();
+            step(&mut state, now, &mut words)
+        };
+        for word in &words {
+            self.tell(word);
+        }
+        answer
+    }
+
+    fn tell(&self, word: &Word) {
+        let (Word::Granted { owner, .. } | Word::Forced { owner, .. }) = word;
+        let Some(sink) = unpoisoned(&self.sinks).by_inbox.get(owner.inbox()).cloned() else { return };
+        let heard = match word {
+            Word::Granted { owner, fence, length } => sink.granted(&owner.secret(), *fence, *length),
+            Word::Forced { key, fence, .. } => sink.forced(key, *fence),
+        };
+        if !heard {
+            self.forget(&[sink]);
+        }
+    }
+
+    fn forget(&self, deaf: &[Pushes]) {
+        let by_inbox = &mut unpoisoned(&self.sinks).by_inbox;
+        for sink in deaf {
+            // Another may have come in its place meanwhile.
+            if by_inbox.get(sink.inbox()).is_some_and(|now| now.is(sink)) {
+                by_inbox.remove(sink.inbox());
+            }
+        }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("clock", &self.clock).finish_non_exhaustive()
+    }
+}
+
+impl Store for MemoryStore {
+    fn claim(&self, claim: &Claim) -> impl Future<Output = Result<Claimed, StoreError>> + Send {
+        let given = self.clock.now();
+        async move {
+            Ok(self.step(|state, now, _| {
+                let late = now.moment.since(given) > claim.not_after;
+                state.claim(claim, late, now)
+            }))
+        }
+    }
+
+    async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+        Ok(self.step(|state, now, _| state.renew(renewal, now)))
+    }
+
+    async fn release(&self, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {
+        Ok(self.step(|state, now, words| state.release(key, owner, now, words)))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holding>, StoreError> {
+        Ok(self.step(|state, now, _| state.slots.get(key).and_then(|slot| slot.inspect(now))))
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(self.step(|state, now, words| state.force(key, now, words)))
+    }
+
+    async fn write(&self, write: &FencedWrite) -> Result<Wrote, StoreError> {
+        Ok(self.step(|state, _, _| state.write(write)))
+    }
+
+    async fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(self.step(|state, _, _| state.values.get(key).map(|value| value.bytes.clone())))
+    }
+
+    fn listen(&self, to: Pushes) {
+        let mut sinks = unpoisoned(&self.sinks);
+        sinks.by_inbox.insert(to.inbox().clone(), to);
+        // There is no word for whoever is gone, so all are given one now and then, to find the deaf.
+        if sinks.sweep.is_due(sinks.by_inbox.len()) {
+            let all: Vec<_> = sinks.by_inbox.values().cloned().collect();
+            drop(sinks);
+            let deaf: Vec<_> = all.into_iter().filter(|sink| !sink.missed()).collect();
+            self.forget(&deaf);
+            let Sinks { by_inbox, sweep } = &mut *unpoisoned(&self.sinks);
+            sweep.done(by_inbox.len());
+        }
+    }
+}
+
+/// The verbs: each is an operation of the Redis page.
+impl State {
+    fn claim(&mut self, claim: &Claim, late: bool, now: Now) -> Claimed {
+        if let Some(slot) = self.slots.get_mut(&claim.key)
+            && slot.prolong(&claim.owner, claim.ttl, now)
+        {
+            return Claimed::held(slot.fence);
+        }
+        if late {
+            return Claimed::Late;
+        }
+        self.sweep(now);
+        let slot = self.slots.entry(claim.key.clone()).or_default();
+        // By its own account alive, so before the dead are dropped.
+        if let Some(me) = slot.line.iter_mut().find(|w| w.owner == claim.owner) {
+            (me.presence, me.until) = (claim.presence, now.moment.after(claim.presence));
+        }
+        // What can change first: the holder's TTL ends, or, when the key is free, the presence of the first in line.
+        let (change, holder) = if let Some(held) = slot.held(now) {
+            (held.until, Some(held.owner.label().clone()))
+        } else {
+            match slot.first(now) {
+                Some(first) if first.owner != claim.owner => (first.until, None),
+                mine => {
+                    if mine.is_some() {
+                        slot.line.pop_front();
+                    }
+                    return Claimed::held(slot.take(claim.owner.clone(), claim.ttl, now));
+                }
+            }
+        };
+        let retry_in = Some(change.since(now.moment));
+        if !claim.line {
+            return Claimed::busy(retry_in, holder);
+        }
+        let (ahead, ticket) = slot.stand(claim, now);
+        Claimed::queued(ahead as u64, retry_in, slot.fence, ticket, holder)
+    }
+
+    fn renew(&mut self, renewal: &Renewal, now: Now) -> Renewed {
+        let Some(slot) = self.slots.get_mut(&renewal.key) else { return Renewed::Gone };
+        if slot.held(now).is_none() {
+            Renewed::Gone
+        } else if slot.fence == renewal.fence && slot.prolong(&renewal.owner, renewal.ttl, now) {
+            Renewed::Renewed
+        } else {
+            Renewed::Taken
+        }
+    }
+
+    fn release(&mut self, key: &Key, owner: &Owner, now: Now, words: &mut Vec<Word>) -> Freed {
+        let Some(slot) = self.slots.get_mut(key) else { return Freed::Gone };
+        if slot.held(now).is_some_and(|held| held.owner == *owner) {
+            slot.give(now, words);
+            return Freed::Released;
+        }
+        slot.line.retain(|w| w.owner != *owner);
+        Freed::Gone
+    }
+
+    fn force(&mut self, key: &Key, now: Now, words: &mut Vec<Word>) -> bool {
+        let Some(slot) = self.slots.get_mut(key) else { return false };
+        let Some(held) = slot.held(now) else { return false };
+        words.push(Word::Forced { owner: held.owner.clone(), key: key.clone(), fence: slot.fence });
+        slot.give(now, words);
+        true
+    }
+
+    fn write(&mut self, write: &FencedWrite) -> Wrote {
+        let new = Value { bytes: write.value.clone(), fence: write.fence };
+        match self.values.get_mut(&write.key) {
+            Some(old) if old.fence > new.fence => return Wrote::Stale { newest: old.fence },
+            Some(old) => *old = new,
+            None => drop(self.values.insert(write.key.clone(), new)),
+        }
+        Wrote::Written
+    }
+
+    /// Drops what is over: dead waiters, and slots with nothing to remember.
+    fn sweep(&mut self, now: Now) {
+        if !self.sweep.is_due(self.slots.len()) {
+            return;
+        }
+        self.slots.retain(|_, slot| {
+            slot.line.retain(|w| w.until > now.moment);
+            slot.held(now).is_some() || !slot.line.is_empty() || slot.forget.is_some_and(|at| at > now.moment)
+        });
+        self.sweep.done(self.slots.len());
+        self.slots.shrink_to(2 * self.slots.len());
+    }
+}
+
+impl Slot {
+    /// Who holds the key now.
+    fn held(&self, now: Now) -> Option<&Held> {
+        self.holder.as_ref().filter(|held| held.until > now.moment)
+    }
+
+    /// Prolongs `owner`'s ownership to at least `ttl` from now; whether there was one.
+    fn prolong(&mut self, owner: &Owner, ttl: Duration, now: Now) -> bool {
+        match &mut self.holder {
+            Some(held) if held.until > now.moment && held.owner == *owner => {
+                held.until = held.until.max(now.moment.after(ttl));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes `owner` the holder, under a new fence.
+    fn take(&mut self, owner: Owner, ttl: Duration, now: Now) -> u64 {
+        self.fence = (self.fence + 1).max(now.wall);
+        self.forget = Some(now.moment.after(FENCE_LIFE));
+        self.holder = Some(Held { owner, until: now.moment.after(ttl) });
+        self.fence
+    }
+
+    /// The holder's key goes to the first live waiter, for one presence, or to nobody.
+    fn give(&mut self, now: Now, words: &mut Vec<Word>) {
+        self.holder = None;
+        self.first(now);
+        if let Some(next) = self.line.pop_front() {
+            let fence = self.take(next.owner.clone(), next.presence, now);
+            words.push(Word::Granted { owner: next.owner, fence, length: next.presence });
+        }
+    }
+
+    /// The first live waiter; the dead before it are dropped.
+    fn first(&mut self, now: Now) -> Option<&Waiter> {
+        while self.line.front().is_some_and(|w| w.until <= now.moment) {
+            self.line.pop_front();
+        }
+        self.line.front()
+    }
+
+    /// The claim's place in the line: how many are before it, and its ticket.
+    fn stand(&mut self, claim: &Claim, now: Now) -> (usize, Ticket) {
+        if let Some(at) = self.line.iter().position(|w| w.owner == claim.owner) {
+            return (at, self.line[at].ticket);
+        }
+        // After the last, also of those who came within this microsecond.
+        let end = self.line.back().map_or(now.wall, |last| now.wall.max(last.ticket.0.saturating_add(1)));
+        let ticket = claim.ticket.unwrap_or(Ticket(end));
+        let at = self.line.partition_point(|w| (w.ticket, w.owner.id()) < (ticket, claim.owner.id()));
+        let (owner, presence) = (claim.owner.clone(), claim.presence);
+        self.line.insert(at, Waiter { owner, ticket, presence, until: now.moment.after(presence) });
+        (at, ticket)
+    }
+
+    fn inspect(&self, now: Now) -> Option<Holding> {
+        let held = self.held(now)?;
+        let waiters = self.line.iter().filter(|w| w.until > now.moment).count() as u64;
+        let remaining = held.until.since(now.moment);
+        Some(Holding::new(Some(held.owner.label().clone()), Some(self.fence), Some(remaining), waiters))
+    }
+}
+
+/// No step of ours can panic midway, so what a poisoned mutex holds is whole.
+fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn micros(d: Duration) -> u64 {
+    u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{owner::Identity, store::pushes::Push};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use tokio::time::advance;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn owner() -> Owner {
+        Owner::draw(&Identity::new("me").unwrap()).unwrap()
+    }
+
+    /// A sink that keeps what it hears, for as long as `open`.
+    fn sink(identity: &Identity, open: &Arc<AtomicBool>) -> (Pushes, Arc<Mutex<Vec<Push>>>) {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (to, open) = (heard.clone(), open.clone());
+        let pushes = Pushes::new(identity.clone(), move |push| {
+            to.lock().unwrap().push(push);
+            open.load(Relaxed)
+        });
+        (pushes, heard)
+    }
+
+    async fn held(store: &MemoryStore, claim: &Claim) -> u64 {
+        match store.claim(claim).await.unwrap() {
+            Claimed::Held { fence } => fence,
+            other => panic!("not held: {other:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_is_carried_out_late_does_nothing_and_one_of_the_holder_answers_held() {
+        let store = MemoryStore::new();
+        let claim = Claim::new("k".into(), owner(), TTL);
+        let late = store.claim(&claim);
+        advance(claim.not_after + Duration::from_millis(1)).await;
+        assert_eq!(late.await, Ok(Claimed::Late));
+        assert_eq!(unpoisoned(&store.state).slots.len(), 0);
+
+        let fence = held(&store, &claim).await;
+        let late = store.claim(&claim);
+        advance(claim.not_after + Duration::from_millis(1)).await;
+        assert_eq!(late.await, Ok(Claimed::held(fence)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_happens_before_the_first_poll() {
+        let store = MemoryStore::new();
+        drop(store.claim(&Claim::new("k".into(), owner(), TTL)));
+        assert_eq!(store.inspect(&"k".into()).await, Ok(None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fences_are_the_wall_time_at_creation_moved_on_by_the_clock() {
+        let clock = Clock::tokio();
+        let store = MemoryStore::with_clock(clock.clone());
+        let (_, wall) = store.origin;
+        assert_eq!(held(&store, &Claim::new("a".into(), owner(), TTL)).await, wall);
+        clock.suspend(Duration::from_secs(3600));
+        assert_eq!(held(&store, &Claim::new("b".into(), owner(), TTL)).await, wall + 3_600_000_000);
+        assert_eq!(held(&store, &Claim::new("a".into(), owner(), TTL)).await, wall + 3_600_000_000);
+        // And no two ownerships of one key share a fence, though the clock stands still.
+        assert!(store.force_release(&"a".into()).await.unwrap());
+        assert_eq!(held(&store, &Claim::new("a".into(), owner(), TTL)).await, wall + 3_600_000_001);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_over_is_swept_and_fences_stay_for_seven_days() {
+        let store = MemoryStore::new();
+        let use_once = async |n: usize| {
+            let claim = Claim::new(format!("k{n}").into(), owner(), TTL);
+            held(&store, &claim).await;
+            assert_eq!(store.release(&claim.key, &claim.owner).await, Ok(Freed::Released));
+        };
+        for n in 0..1000 {
+            use_once(n).await;
+        }
+        assert_eq!(unpoisoned(&store.state).slots.len(), 1000);
+        advance(FENCE_LIFE).await;
+        for n in 1000..3000 {
+            use_once(n).await;
+        }
+        let state = unpoisoned(&store.state);
+        assert_eq!(state.slots.len(), 2000);
+        assert!(state.slots.values().all(|slot| slot.holder.is_none() && slot.line.is_empty()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_spares_who_holds_and_who_waits() {
+        let store = MemoryStore::new();
+        let mut long = Claim::new("long".into(), owner(), 3 * FENCE_LIFE);
+        held(&store, &long).await;
+        (long.owner, long.line) = (owner(), true);
+        advance(2 * FENCE_LIFE).await;
+        assert!(matches!(store.claim(&long).await, Ok(Claimed::Queued { .. })));
+        for n in 0..100 {
+            held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
+        }
+        assert_eq!(store.inspect(&long.key).await.unwrap().map(|h| h.waiters), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_with_the_same_ticket_have_an_order() {
+        let store = MemoryStore::new();
+        held(&store, &Claim::new("k".into(), owner(), TTL)).await;
+        let mut claims: Vec<_> = (0..5).map(|_| Claim::new("k".into(), owner(), TTL)).collect();
+        for claim in &mut claims {
+            (claim.line, claim.ticket) = (true, Some(Ticket(u64::MAX)));
+            store.claim(claim).await.unwrap();
+        }
+        claims.sort_by_key(|claim| *claim.owner.id());
+        for (n, claim) in claims.iter().enumerate() {
+            let place = store.claim(claim).await.unwrap();
+            assert!(matches!(place, Claimed::Queued { ahead, .. } if ahead == n as u64), "{n}: {place:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_is_pushed_to_the_winner_and_a_force_to_whom_it_ousted() {
+        let store = MemoryStore::new();
+        let open = Arc::new(AtomicBool::new(true));
+        let [(a, heard_a), (b, heard_b)] = ["a", "b"].map(|label| {
+            let identity = Identity::new(label).unwrap();
+            let (pushes, heard) = sink(&identity, &open);
+            store.listen(pushes);
+            (Owner::draw(&identity).unwrap(), heard)
+        });
+        let mut claim = Claim::new("k".into(), a.clone(), TTL);
+        let first = held(&store, &claim).await;
+        (claim.owner, claim.line) = (b.clone(), true);
+        store.claim(&claim).await.unwrap();
+        assert!(store.force_release(&claim.key).await.unwrap());
+
+        assert_eq!(*heard_a.lock().unwrap(), [Push::Forced { key: claim.key.clone(), fence: first }]);
+        let fence = held(&store, &claim).await;
+        assert!(fence > first);
+        assert_eq!(*heard_b.lock().unwrap(), [Push::Granted { owner: b.secret(), fence, length: claim.presence }]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sink_may_call_the_store_and_is_forgotten_once_nobody_listens() {
+        let store = Arc::new(MemoryStore::new());
+        let identity = Identity::new("a").unwrap();
+        let seen = Arc::new(Mutex::new(None));
+        let (weak, to) = (Arc::downgrade(&store), seen.clone());
+        store.listen(Pushes::new(identity.clone(), move |_| {
+            // A step of this store is over as soon as it is polled.
+            let (store, key) = (weak.upgrade().unwrap(), Key::from("k"));
+            let mut inspect = std::pin::pin!(store.inspect(&key));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            *to.lock().unwrap() = Some(inspect.as_mut().poll(&mut context));
+            false
+        }));
+        held(&store, &Claim::new("k".into(), Owner::draw(&identity).unwrap(), TTL)).await;
+        assert!(store.force_release(&"k".into()).await.unwrap());
+        assert_eq!(seen.lock().unwrap().take(), Some(std::task::Poll::Ready(Ok(None))));
+        assert_eq!(unpoisoned(&store.sinks).by_inbox.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sinks_of_those_who_left_without_a_word_do_not_pile_up() {
+        let store = MemoryStore::new();
+        let (open, shut) = (Arc::new(AtomicBool::new(true)), Arc::default());
+        let stays = Identity::new("stays").unwrap();
+        store.listen(sink(&stays, &open).0);
+        for _ in 0..1000 {
+            store.listen(sink(&Identity::new("leaves").unwrap(), &shut).0);
+        }
+        let by_inbox = &unpoisoned(&store.sinks).by_inbox;
+        assert!(by_inbox.len() <= Sweep::SMALL, "{}", by_inbox.len());
+        assert!(by_inbox.contains_key(stays.inbox()));
+    }
+}

@@ -11,7 +11,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 pub mod contract;
 pub(crate) mod erased;
 mod memory;
-mod pushes;
+pub(crate) mod pushes;
 pub mod redis;
 
 pub use crate::owner::{Identity, Owner};

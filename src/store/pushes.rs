@@ -27,6 +27,11 @@ impl Pushes {
         Pushes { identity, sink: Arc::new(sink) }
     }
 
+    /// Whether both are the same sink.
+    pub(crate) fn is(&self, other: &Pushes) -> bool {
+        Arc::ptr_eq(&self.sink, &other.sink)
+    }
+
     /// The inbox whose words belong here: [`Owner::inbox`](crate::store::Owner::inbox) of every owner it draws.
     pub fn inbox(&self) -> &Arc<str> {
         self.identity.inbox()

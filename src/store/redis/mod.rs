@@ -1,1 +1,145 @@
 //! Leases in Redis.
+mod inbox;
+mod link;
+mod names;
+mod protocol;
+mod server_time;
+mod wire;
+
+use self::{
+    link::Link,
+    protocol::{Answer, Op},
+    wire::Address,
+};
+use crate::{
+    Key,
+    clock::Clock,
+    error::{Error, Invalid, StoreError},
+    store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote},
+};
+use std::{fmt, time::Duration};
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+#[cfg(all(feature = "tls-rustls", feature = "tls-rustls-ring"))]
+compile_error!(
+    "turn on either `tls-rustls` or `tls-rustls-ring`: with both, rustls cannot choose and panics in the first connection"
+);
+
+/// Leases on one Redis server (6.0 or later, or what speaks like it).
+///
+/// A lease is a plain string key, so it excludes other programs that take the same key with `SET key token NX PX ms`,
+/// and is excluded by them. Everything is done by one script whose operations each check, act and mark in one step.
+///
+/// It keeps three connections, one of them for renewals alone and one to hear what the server has to say, and connects
+/// again by itself when one is lost. They live
+/// on the runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while
+/// there is no connection, so bound them.
+///
+/// [`write`](Store::write) and [`read`](Store::read) keep values that outlive every lease: neither a value nor the mark
+/// beside it (the largest fence that wrote it) has a TTL. Delete both when the value is no longer needed.
+pub struct RedisStore {
+    address: Address,
+    /// Claims, releases and the rest: one link, for a release must not overtake its claim.
+    main: Link,
+    /// Renewals never stand behind a herd of claims.
+    renewals: Link,
+    clock: Clock,
+    settings: Settings,
+    /// Where the connections live.
+    runtime: Handle,
+    /// Fires when the store is dropped: the inboxes end with it.
+    closed: CancellationToken,
+    _open: DropGuard,
+}
+
+/// How a store treats its connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// A server that is silent for that long, with something to answer, gets a new connection; whoever waits for a
+    /// connection for that long is told why there is none.
+    pub(crate) patience: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { patience: Duration::from_secs(2) }
+    }
+}
+
+impl RedisStore {
+    /// Connects to `redis://user:password@host:port/database` (all but the host optional), or to `rediss://` with one
+    /// of the TLS features on. A few round trips, bounded at two seconds.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the URL is not of that form; [`Error::Store`] when nobody answers there
+    /// ([`Unavailable`](StoreError::Unavailable)), or the server does not let us in or lets us run no scripts
+    /// ([`Refused`](StoreError::Refused)).
+    pub async fn connect(url: &str) -> Result<RedisStore, Error> {
+        Self::connect_with(url, Settings::default()).await
+    }
+
+    pub(crate) async fn connect_with(url: &str, settings: Settings) -> Result<RedisStore, Error> {
+        let address = Address::parse(url)?;
+        let open = || Link::open(address.clone(), settings.patience);
+        let (main, renewals) = tokio::try_join!(open(), open()).map_err(|source| Error::Store {
+            attempted: "connect",
+            key: None,
+            source,
+        })?;
+        let (clock, closed) = (Clock::system(), CancellationToken::new());
+        let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
+        Ok(RedisStore { address, main, renewals, clock, settings, runtime, closed, _open: open })
+    }
+}
+
+impl Store for RedisStore {
+    async fn claim(&self, claim: &Claim) -> Result<Claimed, StoreError> {
+        self.main.ask(Op::claim(claim, self.clock.now())).await?.claimed()
+    }
+
+    async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+        self.renewals.ask(Op::renew(renewal)).await?.renewed()
+    }
+
+    async fn renew_all(&self, list: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
+        let answers = self.renewals.ask_all(list.iter().map(Op::renew)).await;
+        answers.into_iter().map(|answer| answer.as_ref().map_err(Clone::clone).and_then(Answer::renewed)).collect()
+    }
+
+    async fn release(&self, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {
+        self.main.ask(Op::release(key, owner)).await?.freed()
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<Holding>, StoreError> {
+        self.main.ask(Op::inspect(key)).await?.holding()
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(self.main.ask(Op::force(key)).await?.freed()? == Freed::Released)
+    }
+
+    async fn write(&self, write: &FencedWrite) -> Result<Wrote, StoreError> {
+        self.main.ask(Op::write(write)).await?.wrote()
+    }
+
+    async fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
+        self.main.ask(Op::read(key)).await?.value()
+    }
+
+    /// Subscribes, on a connection of its own.
+    fn listen(&self, to: Pushes) {
+        let (address, patience) = (self.address.clone(), self.settings.patience);
+        self.runtime.spawn(inbox::hear(address, patience, to, self.closed.clone()));
+    }
+
+    fn check(&self, key: &Key) -> Result<(), Invalid> {
+        names::check(key)
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("server", &format_args!("{}", self.address)).finish_non_exhaustive()
+    }
+}

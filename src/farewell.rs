@@ -1,0 +1,92 @@
+//! Releases that nobody waits for: of dropped leases, abandoned acquisitions, and releases cut short.
+use crate::{
+    Key,
+    clock::Moment,
+    engine::Engine,
+    store::{Freed, Owner},
+    tenure::Settling,
+};
+use std::{sync::Arc, time::Duration};
+use tokio::sync::watch;
+
+/// An owner-checked release that the watchdog sends. Making one needs no runtime and never blocks, so `Drop` can.
+pub(crate) struct Farewell {
+    pub(crate) key: Key,
+    pub(crate) owner: Owner,
+    /// How long one try may take.
+    pub(crate) attempt: Duration,
+    /// A renewal is in flight, and goes first.
+    pub(crate) settling: Option<Settling>,
+    /// By then the TTL has freed the key.
+    pub(crate) until: Moment,
+    /// When a claim of this owner was never answered: the moment from which it is surely refused as too late. The release
+    /// is repeated then, in case the claim was carried out after the first.
+    pub(crate) again_at: Option<Moment>,
+    pub(crate) parting: Parting,
+}
+
+impl Farewell {
+    pub(crate) async fn say(self, engine: Arc<Engine>) {
+        if let Some(settling) = self.settling {
+            settling.wait().await;
+        }
+        let goodbye = Goodbye { engine: &engine, key: &self.key, owner: &self.owner, attempt: self.attempt };
+        goodbye.say(self.until).await;
+        if let Some(at) = self.again_at {
+            engine.clock.sleep_until(at).await;
+            goodbye.say(at.after(self.attempt * 2)).await;
+        }
+        drop(self.parting);
+    }
+}
+
+struct Goodbye<'a> {
+    engine: &'a Engine,
+    key: &'a Key,
+    owner: &'a Owner,
+    attempt: Duration,
+}
+
+impl Goodbye<'_> {
+    async fn say(&self, until: Moment) {
+        let mut pause = self.attempt / 8;
+        loop {
+            match self.engine.bounded(self.attempt, self.engine.store.release(self.key, self.owner)).await {
+                Ok(Freed::Released | Freed::Gone) => return,
+                Err(error) if !error.may_pass() || self.engine.clock.now() >= until => {
+                    tracing::warn!(key = %self.key, %error, "a lease could not be released; its TTL will free the key");
+                    return;
+                }
+                Err(_) => {
+                    pause = (pause * 2).min(self.attempt);
+                    tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                }
+            }
+        }
+    }
+}
+
+/// How many releases are under way.
+#[derive(Default)]
+pub(crate) struct Partings(watch::Sender<usize>);
+
+impl Partings {
+    pub(crate) fn begin(&self) -> Parting {
+        self.0.send_modify(|n| *n += 1);
+        Parting(self.0.clone())
+    }
+
+    /// Returns when none is.
+    pub(crate) async fn over(&self) {
+        // The sender is ours, so it can't close under us.
+        let _ = self.0.subscribe().wait_for(|n| *n == 0).await;
+    }
+}
+
+pub(crate) struct Parting(watch::Sender<usize>);
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}

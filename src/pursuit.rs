@@ -1,0 +1,374 @@
+//! An acquisition under way, from the first claim to the lease: waiting, giving up, leaving nothing behind.
+use crate::{
+    Key, Result,
+    clock::Moment,
+    engine::Keeper,
+    error::{Error, StoreError},
+    farewell::Farewell,
+    lease::Lease,
+    settings::{Plan, Wait},
+    store::{Claim, Claimed, Owner, Ticket},
+    tenure::{Grant, Tenure},
+    term::{self, Term},
+    waiting::Word,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::{future::Future, sync::Arc, time::Duration};
+
+/// An acquisition under way. When it is dropped without having caught a lease, it leaves nothing behind.
+pub(crate) struct Pursuit {
+    keeper: Arc<Keeper>,
+    plan: Plan,
+    key: Key,
+    owner: Owner,
+    started: Moment,
+    /// Claims that have not been answered: when each was sent, and when it is surely refused as too late.
+    unanswered: Vec<(Moment, Moment)>,
+    /// The owner may have something in the store: a place in the line, or the key itself.
+    engaged: bool,
+    place: Place,
+    /// What stood in the way when last we looked.
+    obstacle: Option<Obstacle>,
+    pauses: Pauses,
+    /// When to ask next.
+    ask_at: Moment,
+    /// When a wait without end was last complained of.
+    complained: Moment,
+}
+
+/// The place in the line, and what has to be known to date a grant (rule C2 of the protocol).
+#[derive(Default)]
+struct Place {
+    ticket: Option<Ticket>,
+    /// When the first claim was sent: before that, this owner can have owned nothing.
+    first: Option<Moment>,
+    /// The latest claim that was answered "queued": when it was sent, and which fence had been given by then. A grant with a
+    /// larger fence was made after it was sent.
+    base: Option<(Moment, u64)>,
+}
+
+/// What stands between us and the lease.
+enum Obstacle {
+    Holder { label: Option<Arc<str>>, remaining: Option<Duration> },
+    Store(StoreError),
+}
+
+/// A claim that was sent, and what came of it.
+struct Asked {
+    sent: Moment,
+    answer: Result<Claimed, StoreError>,
+}
+
+impl Pursuit {
+    pub(crate) fn new(keeper: Arc<Keeper>, key: Key, plan: Plan) -> Result<Self> {
+        let owner = Owner::draw(&keeper.identity).map_err(|error| Error::store("acquire", &key, error))?;
+        let started = keeper.clock().now();
+        Ok(Pursuit {
+            keeper,
+            plan,
+            key,
+            owner,
+            started,
+            unanswered: Vec::new(),
+            engaged: false,
+            place: Place::default(),
+            obstacle: None,
+            pauses: Pauses::new(term::poll_interval(plan.ttl)),
+            ask_at: started,
+            complained: started,
+        })
+    }
+
+    pub(crate) async fn catch(mut self) -> Result<Lease> {
+        let closing = self.keeper.closing.clone();
+        let caught = tokio::select! {
+            biased;
+            () = closing.cancelled() => Err(Error::Shutdown),
+            caught = self.chase() => caught,
+        };
+        // A shutdown that began meanwhile may have taken its list of leases before this one was on it.
+        if closing.is_cancelled() { Err(Error::Shutdown) } else { caught }
+    }
+
+    async fn chase(&mut self) -> Result<Lease> {
+        let clock = self.keeper.clock().clone();
+        // Before the first claim is sent: a grant may overtake the answer to it.
+        let mut listener = self.waits().then(|| self.keeper.waiting.listen(&self.owner));
+        let mut asked = FuturesUnordered::new();
+        // The first claim always has the time of one attempt, however short the wait.
+        let first = self.plan.claim_window().min(self.left().max(self.plan.attempt));
+        asked.push(self.ask(first));
+        loop {
+            // With the wait over, what is still on its way may yet bring the lease; nothing new is sent.
+            if self.left().is_zero() && asked.is_empty() {
+                return Err(self.give_up());
+            }
+            let wake_at = if self.left().is_zero() { Moment::NEVER } else { self.ask_at.min(self.ends_at()) };
+            tokio::select! {
+                biased;
+                Some(asked) = asked.next(), if !asked.is_empty() => {
+                    if let Some(lease) = self.heard(asked)? {
+                        return Ok(lease);
+                    }
+                }
+                word = word(&mut listener), if listener.is_some() => {
+                    if let Some(lease) = self.told(word) {
+                        return Ok(lease);
+                    }
+                }
+                () = clock.sleep_until(wake_at), if wake_at != Moment::NEVER => {
+                    if clock.now() >= self.ask_at && !self.left().is_zero() {
+                        asked.push(self.ask(self.plan.claim_window().min(self.left())));
+                    }
+                    self.complain();
+                }
+            }
+        }
+    }
+
+    /// Sends a claim, whether or not the last was answered: a slow answer must not cost the place in the line.
+    fn ask(&mut self, window: Duration) -> impl Future<Output = Asked> + use<> {
+        let sent = self.keeper.clock().now();
+        let mut claim = Claim::new(self.key.clone(), self.owner.clone(), self.plan.ttl);
+        claim.presence = self.plan.presence();
+        claim.line = self.waits();
+        claim.ticket = self.place.ticket;
+        claim.not_after = window;
+        self.place.first.get_or_insert(sent);
+        self.unanswered.retain(|(_, until)| *until > sent);
+        self.unanswered.push((sent, sent.after(window * 2)));
+        self.ask_at = self.next_poll(sent);
+        let engine = self.keeper.0.clone();
+        async move {
+            let answer = engine.bounded(window, engine.store.claim(&claim)).await;
+            Asked { sent, answer }
+        }
+    }
+
+    /// An answer counts from when its claim was sent (rule C1).
+    fn heard(&mut self, Asked { sent, answer }: Asked) -> Result<Option<Lease>> {
+        match answer {
+            Err(error) if error.may_pass() => {
+                // It may have been carried out all the same, so it stays unanswered.
+                self.engaged = true;
+                self.obstacle = Some(Obstacle::Store(error));
+                self.ask_at = self.ask_at.min(self.now().after(self.pauses.next(None)));
+                return Ok(None);
+            }
+            Err(error) => {
+                self.unanswered.retain(|(other, _)| *other != sent);
+                return Err(Error::store("acquire", &self.key, error));
+            }
+            Ok(answer) => {
+                self.unanswered.retain(|(other, _)| *other != sent);
+                Ok(self.understand(sent, answer))
+            }
+        }
+    }
+
+    fn understand(&mut self, sent: Moment, answer: Claimed) -> Option<Lease> {
+        match answer {
+            Claimed::Held { fence } => {
+                self.engaged = true;
+                let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
+                self.keep(fence, term, false)
+            }
+            Claimed::Queued { ahead, retry_in, seen, ticket, holder } => {
+                self.engaged = true;
+                self.place.ticket = Some(ticket);
+                if self.place.base.is_none_or(|(base, _)| base <= sent) {
+                    self.place.base = Some((sent, seen));
+                }
+                self.obstacle = Some(Obstacle::Holder { label: holder, remaining: retry_in });
+                self.pauses.reset();
+                // The first in line comes when the holder's TTL ends, the second in case the first is dead; nobody else.
+                if let (0 | 1, Some(retry_in)) = (ahead, retry_in) {
+                    self.ask_at = self.ask_at.min(self.now().after(retry_in + Duration::from_millis(1 + ahead)));
+                }
+                None
+            }
+            Claimed::Busy { retry_in, holder } => {
+                self.obstacle = Some(Obstacle::Holder { label: holder, remaining: retry_in });
+                self.ask_at = self.now().after(self.pauses.next(retry_in));
+                None
+            }
+            Claimed::Late => {
+                self.obstacle = Some(Obstacle::Store(StoreError::unavailable("the claim reached the store too late")));
+                self.ask_at = self.ask_at.min(self.now().after(self.pauses.next(None)));
+                None
+            }
+        }
+    }
+
+    /// A grant counts from before it can have been made (rule C2), never from when word of it came.
+    fn told(&mut self, word: Word) -> Option<Lease> {
+        let Word::Granted { fence, length } = word else {
+            // Everybody is told to ask at once, so not all of them should do it at once.
+            let soon = self.pauses.longest.mul_f64(fastrand::f64() / 8.0);
+            self.ask_at = self.ask_at.min(self.now().after(soon));
+            return None;
+        };
+        let since = match self.place.base {
+            // Word of an older ownership, that has gone since: by the time of that answer the fence had been given.
+            Some((_, seen)) if seen >= fence => return None,
+            Some((base, _)) => self.place.first.max(Some(base)),
+            None => self.place.first,
+        };
+        let term = Term::new(since?, length, self.plan.ttl, self.plan.grace);
+        self.engaged = true;
+        self.keep(fence, term, true)
+    }
+
+    /// Makes the lease, unless it would be over before it began: asking again renews what is ours.
+    fn keep(&mut self, fence: u64, term: Term, handed_over: bool) -> Option<Lease> {
+        let now = self.now();
+        if now >= term.cancel_at() {
+            self.ask_at = now;
+            return None;
+        }
+        tracing::debug!(fence, waited = ?self.waited(), handed_over, "lease acquired");
+        let grant = Grant {
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            fence,
+            term,
+            handed_over,
+            echo_until: self.echo_until(),
+        };
+        // From here on the lease answers for the owner.
+        self.engaged = false;
+        self.unanswered.clear();
+        Some(Lease::new(Tenure::begin(grant, self.plan, self.keeper.clone())))
+    }
+
+    fn now(&self) -> Moment {
+        self.keeper.clock().now()
+    }
+
+    fn waits(&self) -> bool {
+        self.plan.wait != Wait::No
+    }
+
+    fn waited(&self) -> Duration {
+        self.now().since(self.started)
+    }
+
+    fn ends_at(&self) -> Moment {
+        match self.plan.wait {
+            Wait::No => self.started,
+            Wait::UpTo(wait) => self.started.after(wait),
+            Wait::Forever => Moment::NEVER,
+        }
+    }
+
+    /// How much of the wait is left.
+    fn left(&self) -> Duration {
+        self.ends_at().since(self.now())
+    }
+
+    /// One poll interval after `sent`, moved to a common beat, so that those who wait in one process ask together.
+    fn next_poll(&self, sent: Moment) -> Moment {
+        let interval = self.pauses.longest;
+        let beat = u64::try_from(interval.as_nanos() / 8).unwrap_or(u64::MAX).max(1);
+        let at = sent.after(interval);
+        Moment(at.0 - at.0 % beat)
+    }
+
+    /// From then on, no claim of this owner can be carried out any more.
+    fn echo_until(&self) -> Moment {
+        self.unanswered.iter().map(|(_, until)| *until).max().unwrap_or(Moment(0))
+    }
+
+    /// A wait without end is said aloud, once each TTL.
+    fn complain(&mut self) {
+        let now = self.now();
+        if self.plan.wait == Wait::Forever && now.since(self.complained) >= self.plan.ttl {
+            self.complained = now;
+            let holder = match &self.obstacle {
+                Some(Obstacle::Holder { label, .. }) => label.as_deref(),
+                _ => None,
+            };
+            tracing::warn!(waited = ?self.waited(), holder, "still waiting for a lease");
+        }
+    }
+
+    fn give_up(&mut self) -> Error {
+        let (key, waited) = (self.key.clone(), self.waited());
+        match self.obstacle.take() {
+            Some(Obstacle::Store(error)) => Error::store("acquire", &key, error),
+            Some(Obstacle::Holder { label, remaining }) => Error::Contended { key, waited, holder: label, remaining },
+            None => Error::Contended { key, waited, holder: None, remaining: None },
+        }
+    }
+}
+
+impl Drop for Pursuit {
+    fn drop(&mut self) {
+        if !self.engaged && self.unanswered.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let echo_until = self.echo_until();
+        self.keeper.bid_farewell(Farewell {
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            attempt: self.plan.attempt,
+            settling: None,
+            until: now.after(self.plan.ttl),
+            again_at: (now < echo_until).then_some(echo_until),
+            parting: self.keeper.partings.begin(),
+        });
+    }
+}
+
+async fn word(listener: &mut Option<crate::waiting::Listener>) -> Word {
+    match listener {
+        Some(listener) => listener.word().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// How long to pause between claims where there is no line to stand in, or trouble: growing, with jitter, never too short.
+struct Pauses {
+    next: Duration,
+    longest: Duration,
+}
+
+impl Pauses {
+    const FIRST: Duration = Duration::from_millis(16);
+    const SHORTEST: Duration = Duration::from_millis(2);
+
+    fn new(longest: Duration) -> Self {
+        Pauses { next: Self::FIRST.min(longest), longest }
+    }
+
+    fn reset(&mut self) {
+        self.next = Self::FIRST.min(self.longest);
+    }
+
+    /// Half of it is left to chance, so that those who came together don't come back together. It ends when the holder's
+    /// TTL does, should that be sooner.
+    fn next(&mut self, soonest: Option<Duration>) -> Duration {
+        let jitter = 0.5 + fastrand::f64() / 2.0;
+        let pause = self.next.mul_f64(jitter);
+        self.next = (self.next * 2).min(self.longest);
+        let first_chance = soonest.map_or(pause, |soonest| soonest + Self::SHORTEST.mul_f64(0.5 + jitter));
+        pause.min(first_chance).max(Self::SHORTEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_poll_interval_and_never_vanish() {
+        let longest = Duration::from_secs(1);
+        let mut pauses = Pauses::new(longest);
+        let drawn: Vec<_> = (0..20).map(|_| pauses.next(None)).collect();
+        assert!(drawn.iter().all(|pause| (Pauses::SHORTEST..=longest).contains(pause)), "{drawn:?}");
+        assert!(drawn[0] <= Pauses::FIRST && drawn[19] >= longest / 2, "{drawn:?}");
+        assert!(pauses.next(Some(Duration::ZERO)) >= Pauses::SHORTEST);
+        assert!(pauses.next(Some(Duration::from_millis(40))) < Duration::from_millis(45));
+    }
+}

@@ -1,0 +1,102 @@
+//! When something is due for which lease: one entry a lease, what comes first.
+//!
+//! An ordered map under a plain mutex, rather than a timer a lease: it takes any clock, needs no runtime to put something
+//! in, and is cheap at a hundred thousand leases.
+use crate::{Key, clock::Moment, tenure::Tenure};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use tokio::sync::Notify;
+
+#[derive(Default)]
+pub(crate) struct Schedule {
+    entries: Mutex<Entries>,
+    ids: AtomicU64,
+    /// Wakes the watchdog before its time.
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Entries {
+    due: BTreeMap<(Moment, u64), Arc<Tenure>>,
+    /// When the watchdog means to look next. It is woken for what is due earlier, and for nothing else: waking a parked
+    /// task costs more than all the rest.
+    looks_at: Moment,
+}
+
+impl Schedule {
+    pub(crate) fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Moves a tenure from where it was due to where it is due now.
+    pub(crate) fn place(&self, tenure: &Arc<Tenure>, from: Option<Moment>, to: Option<Moment>) {
+        let mut entries = self.lock();
+        if let Some(from) = from {
+            entries.due.remove(&(from, tenure.id));
+        }
+        let Some(to) = to else { return };
+        entries.due.insert((to, tenure.id), tenure.clone());
+        if to < entries.looks_at {
+            entries.looks_at = to;
+            drop(entries);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Takes out everything that is due by `horizon`.
+    pub(crate) fn take_due(&self, horizon: Moment) -> Vec<Arc<Tenure>> {
+        let mut entries = self.lock();
+        let later = entries.due.split_off(&(horizon, u64::MAX));
+        std::mem::replace(&mut entries.due, later).into_values().collect()
+    }
+
+    /// The watchdog says when it will look next, at `latest` or when something is due.
+    pub(crate) fn look_at(&self, latest: Moment) -> Moment {
+        let mut entries = self.lock();
+        let first = entries.due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
+        // With nothing to watch, it sleeps until it is woken.
+        entries.looks_at = if first == Moment::NEVER { first } else { first.min(latest) };
+        entries.looks_at
+    }
+
+    pub(crate) fn looks_at(&self) -> Moment {
+        self.lock().looks_at
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Tenure>> {
+        self.lock().due.values().cloned().collect()
+    }
+
+    /// The tenure of `key` under `fence`. Looks at all of them: it is for what happens once in a while.
+    pub(crate) fn find(&self, key: &Key, fence: u64) -> Option<Arc<Tenure>> {
+        self.lock().due.values().find(|tenure| tenure.fence == fence && tenure.key == *key).cloned()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().due.len()
+    }
+
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    pub(crate) async fn woken(&self) {
+        self.wake.notified().await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        // A map that a panic interrupted is still a map; each tenure checks its own state when it comes up.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Moment {
+    fn default() -> Self {
+        Moment::NEVER
+    }
+}

@@ -1,0 +1,416 @@
+//! One supervised connection, and the lists that travel on it.
+//!
+//! Whoever wants something from the server leaves an operation here. A task of the link's own takes what has come
+//! together and sends it as one list; so a lone operation goes at once, and what is asked while lists are under way
+//! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
+use super::{
+    protocol::{Answer, LONGEST, Op, Verb},
+    server_time::ServerTime,
+    wire::{Address, Failure, Page, Reply, Sent, Wire},
+};
+use crate::{
+    clock::{Clock, Moment},
+    error::StoreError,
+};
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, MissedTickBehavior},
+};
+
+/// How many lists may be under way. One would leave the server idle for a round trip after each; more than a few would
+/// go out with an operation or two in each, and it is the lists that cost.
+const UNDER_WAY: usize = 4;
+
+/// How long a release is kept for a connection that is down, once nobody waits for it: a lease of the default TTL has
+/// ended by itself by then.
+const RELEASE_KEPT: Duration = Duration::from_secs(30);
+
+/// From this many on, the queue is looked through for what nobody wants any more.
+const CROWDED: usize = 1024;
+
+/// A connection that lived this long was a good one: the next is tried at once.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// The first and the longest pause between two attempts to connect.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// A handle to one supervised connection. When it is dropped, what was asked is finished and the connection closed.
+#[derive(Debug)]
+pub(super) struct Link {
+    asked: mpsc::UnboundedSender<Asked>,
+    clock: Clock,
+}
+
+enum Asked {
+    One(Job),
+    Many(Vec<Job>),
+}
+
+/// An operation, and who asked for it and when.
+struct Job {
+    op: Op,
+    asked: Moment,
+    /// `None` once it was answered.
+    reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+}
+
+impl Link {
+    /// Connects, and lives on this runtime from then on. `patience`: a server that has been silent for that long, with
+    /// something to answer, is given up for a new connection.
+    pub(super) async fn open(address: Address, patience: Duration) -> Result<Link, StoreError> {
+        let clock = Clock::system();
+        let (wire, sent, server) = Wire::open(&address, &clock).await?;
+        let (asked, jobs) = mpsc::unbounded_channel();
+        let carrier = Carrier {
+            address,
+            patience,
+            clock: clock.clone(),
+            jobs,
+            closed: false,
+            queue: VecDeque::new(),
+            crowded: CROWDED,
+            under_way: VecDeque::new(),
+            unknown: VecDeque::new(),
+            time: ServerTime::new(sent, server),
+            failures: 0,
+        };
+        tokio::spawn(carrier.run(wire));
+        Ok(Link { asked, clock })
+    }
+
+    /// Asks for one operation. May be awaited on any runtime. Operations are written in the order in which they were
+    /// asked; if this future is dropped, a claim that wasn't written yet never is, and anything else still is.
+    pub(super) async fn ask(&self, op: Op) -> Result<Answer, StoreError> {
+        let (job, answer) = self.job(op);
+        self.asked.send(Asked::One(job)).map_err(|_| over())?;
+        answer.await.unwrap_or_else(|_| Err(over()))
+    }
+
+    /// Asks for many at once: they share lists, whatever else is going on.
+    pub(super) async fn ask_all(&self, ops: impl IntoIterator<Item = Op>) -> Vec<Result<Answer, StoreError>> {
+        let (jobs, replies): (Vec<_>, Vec<_>) = ops.into_iter().map(|op| self.job(op)).unzip();
+        // If nobody is there to take them, the jobs are dropped, and every reply says so.
+        self.asked.send(Asked::Many(jobs)).ok();
+        let mut answers = Vec::with_capacity(replies.len());
+        for answer in replies {
+            answers.push(answer.await.unwrap_or_else(|_| Err(over())));
+        }
+        answers
+    }
+
+    fn job(&self, op: Op) -> (Job, oneshot::Receiver<Result<Answer, StoreError>>) {
+        let (reply, answer) = oneshot::channel();
+        (Job { op, asked: self.clock.now(), reply: Some(reply) }, answer)
+    }
+}
+
+fn over() -> StoreError {
+    StoreError::unavailable("the runtime on which the connection to Redis lived has ended; connect anew")
+}
+
+impl Job {
+    fn answer(&mut self, answer: Result<Answer, StoreError>) {
+        if let Some(reply) = self.reply.take() {
+            // Whoever asked may have gone; then nobody is left to tell.
+            reply.send(answer).ok();
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.reply.as_ref().is_some_and(|reply| !reply.is_closed())
+    }
+
+    /// A claim that nobody waits for would only have to be released again. What else was asked may still matter.
+    fn is_worth_sending(&self) -> bool {
+        self.op.verb != Verb::Claim || self.is_awaited()
+    }
+}
+
+/// A list that was sent.
+struct List {
+    jobs: Vec<Job>,
+    sent: Moment,
+    reply: Sent,
+}
+
+/// The task behind a [`Link`].
+struct Carrier {
+    address: Address,
+    patience: Duration,
+    clock: Clock,
+    jobs: mpsc::UnboundedReceiver<Asked>,
+    /// Every handle is gone.
+    closed: bool,
+    /// What was asked and not sent yet, in order.
+    queue: VecDeque<Job>,
+    /// The length from which the queue is looked through again.
+    crowded: usize,
+    /// What was sent and not answered yet, in order: the server answers in that order too.
+    under_way: VecDeque<List>,
+    /// Lists for which the server didn't have the page. They go before anything else, or a release could overtake its claim.
+    unknown: VecDeque<Vec<Job>>,
+    time: ServerTime,
+    /// Connections, and attempts at one, that failed since the last answer.
+    failures: u32,
+}
+
+impl Carrier {
+    async fn run(mut self, mut wire: Wire) {
+        loop {
+            let since = Instant::now();
+            let Err(why) = self.serve(&mut wire).await else { return };
+            drop(wire); // closes the socket before the next one is opened
+            self.failures = if since.elapsed() > STEADY { 1 } else { self.failures.saturating_add(1) };
+            tracing::warn!(server = %self.address, %why, "connecting to Redis again");
+            self.give_up_what_is_under_way(&why);
+            match self.connect().await {
+                Some(next) => wire = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Sends and receives until the connection is good for nothing any more; `Ok` when nobody can ask any more and all
+    /// is answered.
+    async fn serve(&mut self, wire: &mut Wire) -> Result<(), StoreError> {
+        // Silence is counted in ticks, and a tick that was missed isn't one: when this process was stopped, it was not
+        // the server that was silent.
+        let mut ticks = tokio::time::interval((self.patience / 4).max(Duration::from_millis(1)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut silence = 0;
+        loop {
+            self.send(wire);
+            let busy = !self.under_way.is_empty();
+            if self.closed && !busy {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                (list, result) = answered(&mut self.under_way), if busy => {
+                    silence = 0;
+                    self.received(list, result)?;
+                }
+                why = wire.ended() => return Err(why),
+                asked = self.jobs.recv(), if !self.closed => match asked {
+                    Some(asked) => self.take(asked),
+                    None => self.closed = true,
+                },
+                _ = ticks.tick(), if busy => {
+                    silence += 1;
+                    // The first tick came at once or in less than its period.
+                    if silence > 4 {
+                        let patience = self.patience;
+                        return Err(StoreError::unavailable(format!("Redis has been silent for {patience:?}")));
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, wire: &Wire) {
+        if !self.unknown.is_empty() {
+            // First every list that is still under way has to be answered: it may be an unknown one too, and an older.
+            if !self.under_way.is_empty() {
+                return;
+            }
+            for jobs in std::mem::take(&mut self.unknown) {
+                self.send_list(wire, Page::ByText, jobs);
+            }
+        }
+        while self.under_way.len() < UNDER_WAY {
+            while self.queue.len() < LONGEST
+                && let Ok(asked) = self.jobs.try_recv()
+            {
+                self.take(asked);
+            }
+            let length = self.queue.len().min(LONGEST);
+            if length == 0 {
+                return;
+            }
+            let jobs = self.queue.drain(..length).collect();
+            self.send_list(wire, Page::ByHash, jobs);
+        }
+    }
+
+    fn send_list(&mut self, wire: &Wire, page: Page, mut jobs: Vec<Job>) {
+        jobs.retain(Job::is_worth_sending);
+        if jobs.is_empty() {
+            return;
+        }
+        let sent = self.clock.now();
+        let reply = wire.send(page, jobs.iter().map(|j| &j.op), |at| self.time.at(at));
+        self.under_way.push_back(List { jobs, sent, reply });
+    }
+
+    /// Hands out what a list was answered; an error when the connection is to be replaced.
+    fn received(&mut self, mut list: List, result: Result<Reply, Failure>) -> Result<(), StoreError> {
+        let mut misled = None;
+        match result {
+            Ok(reply) => {
+                let late = reply.answers.iter().any(Answer::is_late);
+                self.time.sample(list.sent, reply.time, late);
+                for (job, answer) in list.jobs.iter_mut().zip(reply.answers) {
+                    match answer.error() {
+                        None => job.answer(Ok(answer)),
+                        Some(error) => {
+                            let read_only = error.is_read_only();
+                            let error = error.classify();
+                            if read_only {
+                                misled = Some(error.clone());
+                            }
+                            job.answer(Err(error));
+                        }
+                    }
+                }
+            }
+            Err(Failure::Said(error)) if error.is_no_script() => self.unknown.push_back(list.jobs),
+            Err(Failure::Said(error)) => {
+                let read_only = error.is_read_only();
+                let error = error.classify();
+                refuse(&mut list.jobs, &error);
+                misled = read_only.then_some(error);
+            }
+            Err(Failure::Lost(error)) => {
+                refuse(&mut list.jobs, &error);
+                return Err(error);
+            }
+        }
+        match misled {
+            // Not the primary, or no longer: the same address may lead to the new one.
+            Some(error) => Err(error),
+            None => {
+                self.failures = 0;
+                Ok(())
+            }
+        }
+    }
+
+    fn give_up_what_is_under_way(&mut self, why: &StoreError) {
+        for mut list in self.under_way.drain(..) {
+            refuse(&mut list.jobs, why);
+        }
+        // These were certainly not carried out, so they can wait for the next connection.
+        for jobs in self.unknown.drain(..).rev() {
+            for job in jobs.into_iter().rev() {
+                self.queue.push_front(job);
+            }
+        }
+    }
+
+    /// A new connection, as soon as there is one; `None` when nobody can ask any more.
+    async fn connect(&mut self) -> Option<Wire> {
+        loop {
+            let pause = pause(self.failures);
+            if !pause.is_zero() {
+                self.meanwhile(tokio::time::sleep(pause)).await?;
+            }
+            let (address, clock) = (self.address.clone(), self.clock.clone());
+            match self.meanwhile(async move { Wire::open(&address, &clock).await }).await? {
+                Ok((wire, sent, server)) => {
+                    self.time = ServerTime::new(sent, server);
+                    return Some(wire);
+                }
+                Err(why) => {
+                    self.failures = self.failures.saturating_add(1);
+                    tracing::debug!(server = %self.address, %why, "could not connect to Redis");
+                    self.disappoint(&why);
+                }
+            }
+        }
+    }
+
+    /// Goes on taking what is asked while something else is awaited; `None` when nobody can ask any more.
+    async fn meanwhile<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut future => return Some(output),
+                asked = self.jobs.recv() => self.take(asked?),
+            }
+        }
+    }
+
+    fn take(&mut self, asked: Asked) {
+        match asked {
+            Asked::One(job) => self.queue.push_back(job),
+            Asked::Many(jobs) => self.queue.extend(jobs),
+        }
+        if self.queue.len() >= self.crowded {
+            self.drop_what_nobody_wants();
+        }
+    }
+
+    /// There is no connection yet. Whoever has waited for one long enough is told why; after a refusal everybody is,
+    /// for it won't pass.
+    fn disappoint(&mut self, why: &StoreError) {
+        let now = self.clock.now();
+        for job in &mut self.queue {
+            if !why.may_pass() || now.since(job.asked) >= self.patience {
+                job.answer(Err(why.clone()));
+            }
+        }
+        self.drop_what_nobody_wants();
+    }
+
+    fn drop_what_nobody_wants(&mut self) {
+        let now = self.clock.now();
+        self.queue
+            .retain(|job| job.is_awaited() || job.op.verb == Verb::Release && now.since(job.asked) < RELEASE_KEPT);
+        self.crowded = CROWDED.max(self.queue.len() * 2);
+    }
+}
+
+fn refuse(jobs: &mut [Job], why: &StoreError) {
+    for job in jobs {
+        job.answer(Err(why.clone()));
+    }
+}
+
+/// The next list that is answered. Lists are polled in the order in which they were made, for it is the first poll that
+/// writes one.
+async fn answered(lists: &mut VecDeque<List>) -> (List, Result<Reply, Failure>) {
+    poll_fn(|cx| {
+        for at in 0..lists.len() {
+            if let Some(list) = lists.get_mut(at)
+                && let Poll::Ready(result) = list.reply.as_mut().poll(cx)
+                && let Some(list) = lists.remove(at)
+            {
+                return Poll::Ready((list, result));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// None before the first attempt, then longer and longer, and never the same for everybody.
+fn pause(failures: u32) -> Duration {
+    let (first, longest) = PAUSE;
+    match failures {
+        0 | 1 => Duration::ZERO,
+        n => (first * 2_u32.saturating_pow(n - 2)).min(longest).mul_f64(0.5 + fastrand::f64() / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_attempt_is_at_once_and_the_pauses_grow_up_to_a_second() {
+        assert_eq!(pause(1), Duration::ZERO);
+        for failures in 2..100 {
+            let most = Duration::from_millis(20 << (failures - 2).min(6)).min(Duration::from_secs(1));
+            let pause = pause(failures);
+            assert!(pause <= most && pause >= most / 2, "{pause:?} after {failures}");
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! What is said to the page and what it answers, in our words.
+use super::names::Companions;
+use crate::{
+    Key,
+    clock::Moment,
+    error::StoreError,
+    store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Renewal, Renewed, Ticket, Wrote},
+};
+use std::{fmt, sync::Arc, time::Duration};
+
+/// The page: everything that is done in Redis.
+pub(super) const PAGE: &str = include_str!("protocol.lua");
+
+/// The longest list of operations in one call. A claim takes the server some 10 µs, so it is never held for much more
+/// than a millisecond.
+pub(super) const LONGEST: usize = 128;
+
+/// One operation of the page, ready to be sent.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) verb: Verb,
+    pub(super) keys: Vec<String>,
+    pub(super) args: Vec<Arg>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Claim,
+    Renew,
+    Release,
+    Force,
+    Inspect,
+    Write,
+    Read,
+}
+
+impl Verb {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Verb::Claim => "claim",
+            Verb::Renew => "renew",
+            Verb::Release => "release",
+            Verb::Force => "force",
+            Verb::Inspect => "inspect",
+            Verb::Write => "write",
+            Verb::Read => "read",
+        }
+    }
+}
+
+/// An argument of an operation.
+pub(super) enum Arg {
+    Text(String),
+    Bytes(Vec<u8>),
+    Number(u64),
+    /// A moment on our clock, to be sent as the server's microseconds.
+    Until(Moment),
+}
+
+impl fmt::Debug for Arg {
+    /// Owners are secrets and values are nobody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Arg::Text(_) => f.write_str("text"),
+            Arg::Bytes(b) => write!(f, "{} bytes", b.len()),
+            Arg::Number(n) => write!(f, "{n}"),
+            Arg::Until(at) => write!(f, "{at:?}"),
+        }
+    }
+}
+
+impl Op {
+    /// `asked` is when the claim was given to the store: its `not_after` counts from there.
+    pub(super) fn claim(claim: &Claim, asked: Moment) -> Self {
+        let ticket = claim.ticket.map_or_else(String::new, |t| t.0.to_string());
+        let args = vec![
+            Arg::Text(claim.owner.secret()),
+            Arg::Number(millis(claim.ttl)),
+            Arg::Number(millis(claim.presence)),
+            Arg::Number(claim.line.into()),
+            Arg::Text(ticket),
+            Arg::Until(asked.after(claim.not_after)),
+        ];
+        Op { verb: Verb::Claim, keys: of_lease(&claim.key), args }
+    }
+
+    pub(super) fn renew(renewal: &Renewal) -> Self {
+        let args =
+            vec![Arg::Text(renewal.owner.secret()), Arg::Number(renewal.fence), Arg::Number(millis(renewal.ttl))];
+        Op { verb: Verb::Renew, keys: vec![renewal.key.to_string()], args }
+    }
+
+    pub(super) fn release(key: &Key, owner: &Owner) -> Self {
+        Op { verb: Verb::Release, keys: of_lease(key), args: vec![Arg::Text(owner.secret())] }
+    }
+
+    pub(super) fn force(key: &Key) -> Self {
+        Op { verb: Verb::Force, keys: of_lease(key), args: vec![] }
+    }
+
+    pub(super) fn inspect(key: &Key) -> Self {
+        Op { verb: Verb::Inspect, keys: vec![key.to_string(), Companions::of(key).queue()], args: vec![] }
+    }
+
+    pub(super) fn write(write: &FencedWrite) -> Self {
+        let names = Companions::of(&write.key);
+        let keys = vec![write.key.to_string(), names.mark(), names.fence()];
+        Op { verb: Verb::Write, keys, args: vec![Arg::Bytes(write.value.clone()), Arg::Number(write.fence)] }
+    }
+
+    pub(super) fn read(key: &Key) -> Self {
+        Op { verb: Verb::Read, keys: vec![key.to_string(), Companions::of(key).fence()], args: vec![] }
+    }
+}
+
+fn of_lease(key: &Key) -> Vec<String> {
+    let names = Companions::of(key);
+    vec![key.to_string(), names.fence(), names.queue(), names.waiters()]
+}
+
+/// Redis counts in milliseconds; a TTL is never shorter than what was asked for, and never nothing.
+fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)
+}
+
+/// A word of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    Int(i64),
+    Text(Vec<u8>),
+    /// What no operation answers with.
+    Other,
+}
+
+/// The answer to one operation: a name, and what belongs to it.
+pub(super) struct Answer(Vec<Word>);
+
+impl Answer {
+    pub(super) fn new(words: Vec<Word>) -> Self {
+        Answer(words)
+    }
+
+    /// The server's own error, if this operation failed by itself.
+    pub(super) fn error(&self) -> Option<ServerError> {
+        (self.name() == "error").then(|| ServerError::new(&self.text(1)))
+    }
+
+    /// The claim came too late: our idea of the server's time is off.
+    pub(super) fn is_late(&self) -> bool {
+        self.name() == "late"
+    }
+
+    pub(super) fn claimed(&self) -> Result<Claimed, StoreError> {
+        match self.name() {
+            "held" => Ok(Claimed::held(self.number(1)?)),
+            "late" => Ok(Claimed::Late),
+            "busy" => Ok(Claimed::busy(self.time(1), self.label(2))),
+            "queued" => {
+                let (ahead, seen, ticket) = (self.number(1)?, self.number(3)?, Ticket(self.number(4)?));
+                Ok(Claimed::queued(ahead, self.time(2), seen, ticket, self.label(5)))
+            }
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn renewed(&self) -> Result<Renewed, StoreError> {
+        match self.name() {
+            "renewed" => Ok(Renewed::Renewed),
+            "gone" => Ok(Renewed::Gone),
+            "taken" => Ok(Renewed::Taken),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn freed(&self) -> Result<Freed, StoreError> {
+        match self.name() {
+            "released" => Ok(Freed::Released),
+            "gone" => Ok(Freed::Gone),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn holding(&self) -> Result<Option<Holding>, StoreError> {
+        match self.name() {
+            "free" => Ok(None),
+            "holds" => {
+                let label = self.label(3);
+                let fence = if label.is_some() { Some(self.number(4)?) } else { None };
+                Ok(Some(Holding::new(label, fence, self.time(1), self.number(2)?)))
+            }
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn wrote(&self) -> Result<Wrote, StoreError> {
+        match self.name() {
+            "written" => Ok(Wrote::Written),
+            "stale" => Ok(Wrote::Stale { newest: self.number(1)? }),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn value(mut self) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.name() {
+            "none" => return Ok(None),
+            "value" => {
+                if let Some(Word::Text(value)) = self.0.get_mut(1) {
+                    return Ok(Some(std::mem::take(value)));
+                }
+            }
+            _ => {}
+        }
+        Err(self.misunderstood())
+    }
+
+    fn name(&self) -> &str {
+        match self.0.first() {
+            Some(Word::Text(name)) => std::str::from_utf8(name).unwrap_or_default(),
+            _ => "",
+        }
+    }
+
+    fn text(&self, at: usize) -> String {
+        match self.0.get(at) {
+            Some(Word::Text(text)) => String::from_utf8_lossy(text).into_owned(),
+            _ => String::new(),
+        }
+    }
+
+    fn number(&self, at: usize) -> Result<u64, StoreError> {
+        let number = match self.0.get(at) {
+            Some(Word::Int(n)) => u64::try_from(*n).ok(),
+            Some(Word::Text(text)) => std::str::from_utf8(text).ok().and_then(|t| t.parse().ok()),
+            _ => None,
+        };
+        number.ok_or_else(|| self.misunderstood())
+    }
+
+    /// A time in milliseconds; below zero when the server cannot say.
+    fn time(&self, at: usize) -> Option<Duration> {
+        self.number(at).ok().map(Duration::from_millis)
+    }
+
+    fn label(&self, at: usize) -> Option<Arc<str>> {
+        let label = self.text(at);
+        (!label.is_empty()).then(|| label.into())
+    }
+
+    fn misunderstood(&self) -> StoreError {
+        let name = self.name().to_owned();
+        StoreError::refused(format!("Redis answered what the page never says (`{name}`); is there a proxy in between?"))
+    }
+}
+
+/// An error of the server's, in its own words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct ServerError(String);
+
+impl ServerError {
+    pub(super) fn new(text: &str) -> Self {
+        // Redis 6 puts "@user_script: 12: " before an error that a script met.
+        let text = match text.strip_prefix("@user_script: ").and_then(|t| t.split_once(": ")) {
+            Some((line, words)) if line.bytes().all(|b| b.is_ascii_digit()) => words,
+            _ => text,
+        };
+        ServerError(text.to_owned())
+    }
+
+    /// The word in capitals that says what kind of error it is; `None` in words that no server chose.
+    pub(super) fn code(&self) -> Option<&str> {
+        let code = self.0.split(' ').next()?;
+        (code.len() > 1 && code.bytes().all(|b| b.is_ascii_uppercase())).then_some(code)
+    }
+
+    /// The server doesn't have the page.
+    pub(super) fn is_no_script(&self) -> bool {
+        self.code() == Some("NOSCRIPT")
+    }
+
+    /// This server is no primary, or no longer: the connection leads to the wrong place.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.code() == Some("READONLY")
+    }
+
+    /// What it means for whoever asked, and what to do about it.
+    pub(super) fn classify(self) -> StoreError {
+        let unavailable = StoreError::unavailable;
+        let refused = StoreError::refused;
+        let denied = self.0.contains("The user executing the script") || self.0.contains("ACL failure in script");
+        let error = match self.code() {
+            _ if denied => refused(GRANT),
+            Some("NOPERM") => refused(GRANT),
+            Some("LOADING") => unavailable("Redis is loading its data; it will answer when that is done"),
+            Some("BUSY") => {
+                unavailable("Redis is busy with somebody's script; it can be ended with SCRIPT KILL or FUNCTION KILL")
+            }
+            Some("CLUSTERDOWN") => unavailable("the cluster serves no requests now; see CLUSTER INFO"),
+            Some("MASTERDOWN") => unavailable("this replica has lost its primary and serves no stale data"),
+            Some("TRYAGAIN") => unavailable("the cluster is moving this key's slot"),
+            Some("READONLY") => unavailable(
+                "this server is a replica, and only a primary keeps leases; failing over, or a wrong address?",
+            ),
+            // Redis writes again by itself once a snapshot succeeds, and once enough replicas are back.
+            Some("MISCONF") => {
+                unavailable("Redis takes no writes because it cannot save to disk; see its log, and the disk")
+            }
+            Some("NOREPLICAS") => {
+                unavailable("Redis takes no writes because too few replicas follow it; see min-replicas-to-write")
+            }
+            Some("NOAUTH") => refused("Redis asks for a password; put it in the URL: redis://user:password@host"),
+            Some("WRONGPASS") => refused("Redis knows no such user with this password; check both in the URL"),
+            Some("WRONGTYPE") => {
+                refused("the key, or a companion of it, holds something of another type; use another key")
+            }
+            Some("OOM") => refused("Redis is out of memory; raise maxmemory, or let it evict what is no lease"),
+            Some("CROSSSLOT") => {
+                refused("Redis says that a key's companions are in another slot; report this as a bug")
+            }
+            Some("MOVED" | "ASK") => refused("the server is a member of a cluster that keeps this key elsewhere"),
+            Some("FENCE") => {
+                refused("a fence would reach 2^53; the counter was set by hand, so delete the `:fence` key")
+            }
+            Some("LEASE") => refused("the key is that of a lease; keep the value under another key"),
+            Some("MARK") => refused("the `:mark` key of this value is not a fence; was it written by hand?"),
+            Some("ERR") if self.0.starts_with("ERR max number of clients") => {
+                unavailable("Redis has as many clients as it allows; see maxclients")
+            }
+            Some("ERR") if self.0.contains("AUTH") || self.0.contains("invalid password") => {
+                refused("Redis did not take the password; check user and password in the URL")
+            }
+            Some("ERR") if self.0.contains("DB index is out of range") => {
+                refused("Redis has no such database; check the number at the end of the URL")
+            }
+            Some("ERR") if self.0.contains("invalid expire") || self.0.contains("not an integer or out of range") => {
+                refused("Redis takes no TTL of that length; choose a shorter one")
+            }
+            _ => refused("Redis refused for a reason of its own; its words follow"),
+        };
+        error.with_source(self)
+    }
+}
+
+/// What a user of leasehold must be allowed to do.
+const GRANT: &str = "the Redis user lacks a permission; leasehold needs +ping +info +client|id +eval +evalsha +time \
+    +get +set +del +exists +strlen +pttl +pexpire +zadd +zscore +zrank +zrange +zrevrange +zcard +zrem \
+    +zremrangebyrank +hset +hmget +hdel +publish +subscribe +unsubscribe, ~ for the keys, and &leasehold:*";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn a_servers_error_is_told_by_its_first_word_and_its_text_is_kept() {
+        for may_pass in
+            ["LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"]
+        {
+            let text = format!("{may_pass} because");
+            let error = ServerError::new(&text).classify();
+            assert!(error.may_pass(), "{error}");
+            assert_eq!(error.source().unwrap().to_string(), text);
+        }
+        for stays in ["NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "OOM", "CROSSSLOT", "MOVED", "FENCE", "ERR", "NEW"]
+        {
+            let error = ServerError::new(&format!("{stays} because")).classify();
+            assert!(!error.may_pass(), "{error}");
+        }
+        assert!(ServerError::new("ERR max number of clients reached").classify().may_pass());
+    }
+
+    #[test]
+    fn what_redis_6_puts_before_an_error_in_a_script_is_taken_off() {
+        let error = ServerError::new("@user_script: 57: OOM command not allowed when used memory > 'maxmemory'.");
+        assert_eq!(error.code(), Some("OOM"));
+        assert!(!error.to_string().contains("user_script"));
+        let denied = ServerError::new("@user_script: 3: The user executing the script can't run this command");
+        assert_eq!(
+            denied.classify(),
+            StoreError::refused(GRANT)
+                .with_source(ServerError::new("The user executing the script can't run this command",))
+        );
+    }
+
+    #[test]
+    fn words_that_no_server_chose_have_no_code() {
+        for words in ["Connection closed.", "", "I", "Failed to route command."] {
+            assert_eq!(ServerError::new(words).code(), None, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_ttl_is_rounded_up_to_whole_milliseconds() {
+        assert_eq!(millis(Duration::from_micros(1_500_001)), 1501);
+        assert_eq!(millis(Duration::ZERO), 1);
+        assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn an_answer_that_the_page_never_gives_is_an_error_and_not_a_guess() {
+        let odd = || Answer::new(vec![Word::Text(b"renewed?".to_vec())]);
+        assert!(
+            odd().renewed().is_err() && odd().claimed().is_err() && odd().freed().is_err() && odd().value().is_err()
+        );
+        assert!(Answer::new(vec![Word::Text(b"held".to_vec()), Word::Int(-1)]).claimed().is_err());
+        assert!(Answer::new(vec![]).holding().is_err());
+    }
+
+    #[test]
+    fn debug_tells_neither_owner_nor_value() {
+        let write = FencedWrite::new("v".into(), b"private".to_vec(), 1);
+        assert!(!format!("{:?}", Op::write(&write)).contains("private"));
+    }
+}

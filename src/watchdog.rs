@@ -1,0 +1,119 @@
+//! Renews all leases, watches all deadlines, says all farewells: one task for each `Leases`.
+use crate::{
+    clock::{LOOK, Moment},
+    engine::Engine,
+    error::StoreError,
+    store::{Renewal, Renewed},
+    tenure::{Action, COALESCE, Tenure},
+};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tokio::task::JoinSet;
+
+/// The longest list of renewals, so that the server is never held for more than a moment.
+const LONGEST_LIST: usize = 128;
+
+/// Runs the watchdog, and another should it panic: leases must not lose it in silence.
+pub(crate) async fn supervise(engine: Arc<Engine>, generation: u64) {
+    loop {
+        match tokio::spawn(watch(engine.clone(), generation)).await {
+            Ok(()) => return,
+            Err(end) if end.is_panic() => {
+                tracing::error!("the watchdog panicked, which is a bug in leasehold or in a store; it starts again");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            // The runtime ends. The next acquisition starts another watchdog.
+            Err(_) => return,
+        }
+    }
+}
+
+async fn watch(engine: Arc<Engine>, generation: u64) {
+    // Ends with this function, and with it everything in flight.
+    let mut under_way = JoinSet::new();
+    loop {
+        if engine.is_superseded(generation) {
+            return;
+        }
+        let now = engine.clock.now();
+        engine.beat(now);
+        for list in due_lists(&engine, now) {
+            under_way.spawn(renew(engine.clone(), list));
+        }
+        for farewell in engine.take_farewells() {
+            under_way.spawn(farewell.say(engine.clone()));
+        }
+        if engine.is_retired() && under_way.is_empty() && engine.schedule.len() == 0 {
+            return;
+        }
+        // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.
+        let until = engine.schedule.look_at(now.after(LOOK));
+        tokio::select! {
+            () = engine.schedule.woken() => {}
+            () = engine.clock.sleep_until(until), if until != Moment::NEVER => {}
+            Some(done) = under_way.join_next(), if !under_way.is_empty() => {
+                if let Err(end) = done && end.is_panic() {
+                    tracing::error!("a store panicked; the exchange counts as unanswered");
+                }
+            }
+        }
+    }
+}
+
+/// Does what is due, and gathers what has to be renewed into lists, each for one lane.
+fn due_lists(engine: &Engine, now: Moment) -> Vec<Vec<Arc<Tenure>>> {
+    let mut lanes: BTreeMap<u32, Vec<Arc<Tenure>>> = BTreeMap::new();
+    for tenure in engine.schedule.take_due(now.after(COALESCE)) {
+        match tenure.tick(now) {
+            Action::Renew => lanes.entry(engine.store.lane(&tenure.key)).or_default().push(tenure),
+            Action::Nothing => {}
+        }
+    }
+    let mut lists = Vec::new();
+    for mut lane in lanes.into_values() {
+        while lane.len() > LONGEST_LIST {
+            let rest = lane.split_off(LONGEST_LIST);
+            lists.push(std::mem::replace(&mut lane, rest));
+        }
+        lists.push(lane);
+    }
+    lists
+}
+
+async fn renew(engine: Arc<Engine>, tenures: Vec<Arc<Tenure>>) {
+    let renewals: Vec<Renewal> = tenures.iter().map(|tenure| tenure.renewal()).collect();
+    let give_up = tenures.iter().map(|tenure| tenure.alarm_at()).max().unwrap_or(Moment(0));
+    let asked = tenures.len();
+    let mut list = List { sent: engine.clock.now(), waiting: tenures.into_iter() };
+    tokio::select! {
+        answers = engine.store.renew_all(&renewals) => {
+            if answers.len() != asked {
+                tracing::error!("a store gave {} answers to {asked} renewals", answers.len());
+            }
+            for answer in answers {
+                list.next(Some(answer));
+            }
+        }
+        // The leases end by their own deadlines; nobody needs the answer any more.
+        () = engine.clock.sleep_until(give_up) => {}
+    }
+}
+
+/// Renewals on their way. Whatever becomes of the list, each of them gets an answer or is told that there was none.
+struct List {
+    sent: Moment,
+    waiting: std::vec::IntoIter<Arc<Tenure>>,
+}
+
+impl List {
+    fn next(&mut self, answer: Option<Result<Renewed, StoreError>>) -> bool {
+        let Some(tenure) = self.waiting.next() else { return false };
+        tenure.answered(self.sent, answer);
+        true
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        while self.next(None) {}
+    }
+}
