@@ -15,7 +15,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
-        TcpListener, TcpStream,
+        TcpListener, TcpSocket, TcpStream,
         tcp::{ReadHalf, WriteHalf},
     },
     sync::{mpsc, watch},
@@ -244,21 +244,23 @@ impl Drop for Proxy {
 
 async fn accept(listener: TcpListener, address: SocketAddr, shared: &Arc<Shared>) -> Infallible {
     let mut rules = shared.rules.subscribe();
-    let mut listener = Some(listener);
+    let mut port = Port::Open(listener);
     loop {
         let listening = rules.borrow_and_update().listening;
-        match (listening, &listener) {
-            // Only a closed listener refuses; an open one that nobody accepts from still completes handshakes.
-            (false, Some(_)) => listener = None,
-            (true, None) => listener = Some(TcpListener::bind(address).await.expect("the port is still free")),
-            _ => {}
-        }
+        port = match port {
+            Port::Open(listener) if !listening => {
+                drop(listener);
+                Port::Kept(keep(address))
+            }
+            Port::Kept(socket) if listening => Port::Open(socket.listen(128).expect("a port that can be opened again")),
+            same => same,
+        };
         *shared.listening.0.lock().expect("nobody panics here") = listening;
         shared.listening.1.notify_all();
         let incoming = async {
-            match &listener {
-                Some(listener) => listener.accept().await,
-                None => std::future::pending().await,
+            match &port {
+                Port::Open(listener) => listener.accept().await,
+                Port::Kept(_) => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -269,6 +271,26 @@ async fn accept(listener: TcpListener, address: SocketAddr, shared: &Arc<Shared>
             }
         }
     }
+}
+
+enum Port {
+    Open(TcpListener),
+    /// Refuses connections, and nobody else can have it.
+    Kept(TcpSocket),
+}
+
+/// A port that is taken but not open. Only such a one refuses: on an open one that nobody accepts from, handshakes are
+/// completed all the same; one that is given up is soon somebody else's.
+pub fn keep(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseaddr(true).expect("a socket whose connections may be there still");
+    let start = std::time::Instant::now();
+    // A process that another test is about to start holds a copy of each listener until it is a program of its own.
+    while let Err(error) = socket.bind(address) {
+        assert!(start.elapsed() < PATIENCE, "{address} does not become free: {error}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    socket
 }
 
 /// One connection, until both sides have closed it or it is reset.
