@@ -96,6 +96,17 @@ impl Server {
         }
     }
 
+    /// Starts it again on the same port, and returns as soon as it takes connections, though it is still loading.
+    pub fn restart_loading(&mut self) {
+        self.kill();
+        self.child = spawn(self.port, &self.settings, &self.dir);
+        let start = Instant::now();
+        while Connection::open(self.port).is_err() {
+            assert!(start.elapsed() < super::PATIENCE, "redis-server would not start again on port {}", self.port);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// A connection of its own, for blocking commands and subscriptions.
     pub fn connect(&self) -> Connection {
         Connection::open(self.port).unwrap()
