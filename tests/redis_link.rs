@@ -12,7 +12,11 @@ use std::{
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
-use support::{server::Server, until, within};
+use support::{
+    fake::{Fake, Say},
+    server::Server,
+    until, within,
+};
 
 const TTL: Duration = Duration::from_secs(60);
 /// A server that is silent for this long is given up.
@@ -75,6 +79,32 @@ async fn what_is_asked_at_once_shares_lists_and_a_lone_operation_has_its_own() {
     }
     let lists = server.calls("evalsha") - before;
     assert!((2000 / 128..200).contains(&lists), "{lists} lists for 2000 claims");
+}
+
+#[tokio::test]
+async fn what_is_asked_while_lists_are_under_way_travels_in_the_next_one() {
+    let server = Server::start();
+    let store = store(&server).await;
+    let before = server.calls("evalsha");
+    server.stop();
+    let claims: Vec<_> = (0..200).map(|n| claim(format!("k{n}"), &owner())).collect();
+    let mut asked: Vec<_> = claims.iter().map(|c| Box::pin(store.claim(c))).collect();
+    for future in &mut asked {
+        assert!(poll_once(future.as_mut()).is_pending());
+        give_way().await;
+    }
+    server.cont();
+    for future in asked {
+        fence(within("an answer", future).await);
+    }
+    assert_eq!(server.calls("evalsha") - before, 4 + 2, "four with one each, 128, and the rest");
+}
+
+/// Lets the link do what it can.
+async fn give_way() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]
@@ -184,9 +214,7 @@ async fn a_claim_whose_caller_left_before_it_was_sent_is_never_sent_and_a_releas
     let mut first: Vec<_> = claims.iter().map(|c| Box::pin(store.claim(c))).collect();
     for future in &mut first {
         assert!(poll_once(future.as_mut()).is_pending());
-        for _ in 0..20 {
-            tokio::task::yield_now().await;
-        }
+        give_way().await;
     }
     {
         let dropped = claim("dropped", &me);
@@ -220,6 +248,68 @@ async fn a_claim_that_the_server_gets_to_too_late_is_late_and_the_next_is_not() 
     assert_eq!(within("an answer", late).await, Ok(Claimed::Late));
     assert_eq!(server.keys(), Vec::<String>::new());
     fence(store.claim(&claim("k", &me)).await);
+}
+
+/// The bound of the claim that is a list's only operation.
+fn not_after(list: &[String]) -> u64 {
+    list.last().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_bound_of_a_claim_is_the_servers_time_and_follows_its_clock() {
+    const HOUR: u64 = 3_600_000_000;
+    let fake = Fake::start(|before, _| match before {
+        0 => Say::Answers(1_000_000_000 + HOUR, vec![vec!["late".into()]]),
+        1 => Say::Answers(1_000_000_000 + HOUR, vec![vec!["held".into(), "7".into()]]),
+        // A clock that goes back.
+        _ => Say::Answers(1_000_000_000, vec![vec!["held".into(), "7".into()]]),
+    });
+    let store = RedisStore::connect(&fake.url()).await.unwrap();
+    let mut claim = claim("k", &owner());
+    claim.not_after = Duration::from_secs(5);
+    assert_eq!(store.claim(&claim).await, Ok(Claimed::Late));
+    for _ in 0..3 {
+        assert_eq!(fence(store.claim(&claim).await), 7);
+    }
+    let bounds: Vec<u64> = fake.heard().iter().map(|list| not_after(list)).collect();
+    // The server's time at the request plus 5 s, and what this test took.
+    for (bound, server) in bounds.iter().zip([0, HOUR, HOUR, 0]) {
+        let over = bound.checked_sub(1_000_000_000 + server + 5_000_000);
+        assert!(over.is_some_and(|o| o < 60_000_000), "{bounds:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_that_the_server_did_not_know_survives_the_loss_of_its_connection() {
+    let fake = Fake::start(|before, _| match before {
+        0 => Say::ErrorAfterNext("NOSCRIPT No matching script. Please use EVAL."),
+        1 => Say::HangUp,
+        _ => Say::Answers(1_000_000_000, vec![vec!["held".into(), "7".into()]]),
+    });
+    let store = RedisStore::connect(&fake.url()).await.unwrap();
+    let (first, second) = (claim("first", &owner()), claim("second", &owner()));
+    let mut unknown = pin!(store.claim(&first));
+    assert!(poll_once(unknown.as_mut()).is_pending());
+    give_way().await;
+    let mut lost = pin!(store.claim(&second));
+    assert!(poll_once(lost.as_mut()).is_pending());
+    assert!(within("an error", lost).await.unwrap_err().may_pass(), "nobody knows what became of it");
+    assert_eq!(fence(within("an answer", unknown).await), 7);
+    assert_eq!(fake.heard().iter().map(|list| list[3].as_str()).collect::<Vec<_>>(), ["first", "second", "first"]);
+}
+
+#[tokio::test]
+async fn an_answer_of_another_shape_is_no_answer_and_costs_the_connection() {
+    let fake = Fake::start(|before, _| match before {
+        0 => Say::Answers(1_000_000_000, vec![]),
+        1 => Say::Answers(1_000_000_000, vec![vec!["held".into(), "x".into()]]),
+        _ => Say::Answers(1_000_000_000, vec![vec!["held".into(), "7".into()]]),
+    });
+    let store = RedisStore::connect(&fake.url()).await.unwrap();
+    let claim = claim("k", &owner());
+    assert!(store.claim(&claim).await.unwrap_err().may_pass(), "no answer to one operation");
+    assert!(!store.claim(&claim).await.unwrap_err().may_pass(), "a fence that is none");
+    assert_eq!(fence(store.claim(&claim).await), 7);
 }
 
 #[tokio::test]
@@ -280,6 +370,8 @@ async fn a_release_that_nobody_waits_for_is_still_made_when_the_server_comes_bac
         let mut claimed = pin!(store.claim(&dropped));
         assert!(poll_once(claimed.as_mut()).is_pending());
     }
+    // One that has waited for a connection in vain doesn't take it along.
+    until_unavailable(&store).await;
     server.restart();
     until("the release", || server.cmd(&["EXISTS", "k"]).int() == 0).await;
     until_it_answers(&store).await;
