@@ -6,6 +6,8 @@ pub mod child;
 pub mod proxy;
 pub mod resp;
 pub mod faults;
+pub mod fake;
+pub mod page;
 pub mod server;
 
 use std::{
