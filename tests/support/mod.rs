@@ -6,6 +6,7 @@ pub mod child;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod work;
 
 use std::{
     future::Future,
