@@ -51,8 +51,14 @@ impl Schedule {
     /// Takes out everything that is due by `horizon`.
     pub(crate) fn take_due(&self, horizon: Moment) -> Vec<Arc<Tenure>> {
         let mut entries = self.lock();
-        let later = entries.due.split_off(&(horizon, u64::MAX));
-        std::mem::replace(&mut entries.due, later).into_values().collect()
+        let mut due = Vec::new();
+        // Not `split_off`, which may count what stays.
+        while let Some(first) = entries.due.first_entry()
+            && first.key().0 <= horizon
+        {
+            due.push(first.remove());
+        }
+        due
     }
 
     /// The watchdog says when it will look next, at `latest` or when something is due.
