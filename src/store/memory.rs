@@ -64,6 +64,8 @@ struct Slot {
     holder: Option<Held>,
     /// Who waits, in the order of their tickets. Some may be dead. The holder is never among them.
     line: VecDeque<Waiter>,
+    /// The largest ticket that was given, or brought back. 0: none yet.
+    last_ticket: u64,
 }
 
 struct Held {
@@ -389,18 +391,22 @@ impl Slot {
         self.line.front()
     }
 
-    /// The claim's place in the line: how many are before it, and its ticket.
+    /// The claim's place in the line: how many live ones are before it, and its ticket.
     fn stand(&mut self, claim: &Claim, now: Now) -> (usize, Ticket) {
-        if let Some(at) = self.line.iter().position(|w| w.owner == claim.owner) {
-            return (at, self.line[at].ticket);
-        }
-        // After the last, also of those who came within this microsecond.
-        let end = self.line.back().map_or(now.wall, |last| now.wall.max(last.ticket.0.saturating_add(1)));
-        let ticket = claim.ticket.unwrap_or(Ticket(end));
+        let known = self.line.iter().position(|w| w.owner == claim.owner);
+        let at = known.unwrap_or_else(|| self.join(claim, now));
+        let ahead = self.line.iter().take(at).filter(|w| w.until > now.moment).count();
+        (ahead, self.line[at].ticket)
+    }
+
+    fn join(&mut self, claim: &Claim, now: Now) -> usize {
+        // After all who ever came, also of those who came within this microsecond.
+        let ticket = claim.ticket.unwrap_or(Ticket(self.last_ticket.saturating_add(1).max(now.wall)));
+        self.last_ticket = self.last_ticket.max(ticket.0);
         let at = self.line.partition_point(|w| (w.ticket, w.owner.id()) < (ticket, claim.owner.id()));
         let (owner, presence) = (claim.owner.clone(), claim.presence);
         self.line.insert(at, Waiter { owner, ticket, presence, until: now.moment.after(presence) });
-        (at, ticket)
+        at
     }
 
     fn inspect(&self, now: Now) -> Option<Holding> {
