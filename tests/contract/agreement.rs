@@ -142,7 +142,7 @@ proptest! {
     fn the_embedded_store_answers_as_the_plainest_does(steps in vec(step(), 1..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let owners: Vec<_> = ["a", "b", "c", "d"].into_iter().map(|label| Owner::draw(&Identity::new(label).unwrap()).unwrap()).collect();
+            let owners = ["a", "b", "c", "d"].map(|label| Owner::draw(&Identity::new(label).unwrap()).unwrap());
             let mut plain = World::new(Toy::default(), &owners);
             let mut embedded = World::new(MemoryStore::new(), &owners);
             for (n, step) in steps.iter().enumerate() {
