@@ -218,11 +218,11 @@ impl Store for MemoryStore {
     }
 
     async fn write(&self, write: &FencedWrite) -> Result<Wrote, StoreError> {
-        Ok(self.step(|state, _, _| state.write(write)))
+        self.step(|state, _, _| state.write(write))
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        Ok(self.step(|state, _, _| state.values.get(key).map(|value| value.bytes.clone())))
+        self.step(|state, _, _| state.read(key))
     }
 
     fn listen(&self, to: Pushes) {
@@ -308,14 +308,28 @@ impl State {
         true
     }
 
-    fn write(&mut self, write: &FencedWrite) -> Wrote {
+    fn write(&mut self, write: &FencedWrite) -> Result<Wrote, StoreError> {
+        self.no_lease(&write.key)?;
         let new = Value { bytes: write.value.clone(), fence: write.fence };
         match self.values.get_mut(&write.key) {
-            Some(old) if old.fence > new.fence => return Wrote::Stale { newest: old.fence },
+            Some(old) if old.fence > new.fence => return Ok(Wrote::Stale { newest: old.fence }),
             Some(old) => *old = new,
             None => drop(self.values.insert(write.key.clone(), new)),
         }
-        Wrote::Written
+        Ok(Wrote::Written)
+    }
+
+    fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
+        self.no_lease(key)?;
+        Ok(self.values.get(key).map(|value| value.bytes.clone()))
+    }
+
+    /// In Redis both are keys in one space, so a program must not come to rely on their being apart.
+    fn no_lease(&self, key: &Key) -> Result<(), StoreError> {
+        if self.slots.contains_key(key) {
+            return Err(StoreError::refused("the key is a lease's own; keep the value under another"));
+        }
+        Ok(())
     }
 
     /// Drops what is over: dead waiters, and slots with nothing to remember.
@@ -564,6 +578,14 @@ mod tests {
         assert!(store.force_release(&"k".into()).await.unwrap());
         assert_eq!(seen.lock().unwrap().take(), Some(std::task::Poll::Ready(Ok(None))));
         assert_eq!(unpoisoned(&store.sinks).by_inbox.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_value_is_not_kept_under_the_key_of_a_lease() {
+        let store = MemoryStore::new();
+        held(&store, &Claim::new("k".into(), owner(), TTL)).await;
+        assert!(matches!(store.write(&FencedWrite::new("k".into(), vec![1], 1)).await, Err(StoreError::Refused(_))));
+        assert!(matches!(store.read(&"k".into()).await, Err(StoreError::Refused(_))));
     }
 
     #[tokio::test(start_paused = true)]

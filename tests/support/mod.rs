@@ -1,10 +1,13 @@
-//! What the tests on a real server share.
+//! What the tests share.
 // Every test file compiles this module anew and uses a part of it.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 #[cfg(unix)]
 pub mod child;
 pub mod proxy;
 pub mod resp;
+pub mod faults;
+pub mod fake;
+pub mod page;
 pub mod server;
 
 use std::{

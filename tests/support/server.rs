@@ -96,6 +96,17 @@ impl Server {
         }
     }
 
+    /// Starts it again on the same port, and returns as soon as it takes connections, though it is still loading.
+    pub fn restart_loading(&mut self) {
+        self.kill();
+        self.child = spawn(self.port, &self.settings, &self.dir);
+        let start = Instant::now();
+        while Connection::open(self.port).is_err() {
+            assert!(start.elapsed() < super::PATIENCE, "redis-server would not start again on port {}", self.port);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// A connection of its own, for blocking commands and subscriptions.
     pub fn connect(&self) -> Connection {
         Connection::open(self.port).unwrap()
@@ -188,7 +199,7 @@ fn end(child: &mut Child) {
     child.wait().unwrap();
 }
 
-/// Whether it is this process that comes to answer on that port.
+/// Whether it is this process that comes to answer on that port, with all its data.
 fn answers(child: &mut Child, port: u16) -> bool {
     let start = Instant::now();
     while start.elapsed() < super::PATIENCE {
@@ -196,8 +207,12 @@ fn answers(child: &mut Child, port: u16) -> bool {
             return false;
         }
         let ours = format!("process_id:{}\r", child.id());
-        match Connection::open(port).map(|mut side| side.try_cmd(&["INFO", "server"])) {
-            Ok(Ok(info)) => return info.text().is_some_and(|i| i.contains(&ours)),
+        match Connection::open(port).map(|mut side| side.try_cmd(&["INFO"])) {
+            Ok(Ok(info)) => match info.text() {
+                Some(info) if !info.contains(&ours) => return false,
+                Some(info) if info.contains("loading:0\r") => return true,
+                _ => std::thread::sleep(Duration::from_millis(2)),
+            },
             // It asks for a password, so it is up; and it is ours, for another's would have kept ours from binding.
             Ok(Err(e)) if e.starts_with("NOAUTH") => return true,
             _ => std::thread::sleep(Duration::from_millis(5)),
@@ -213,7 +228,11 @@ pub struct Connection {
 
 impl Connection {
     fn open(port: u16) -> std::io::Result<Self> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        Self::over(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?)
+    }
+
+    /// Either end of a connection: commands have the form of answers.
+    pub fn over(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(super::PATIENCE))?;
         Ok(Connection { stream: BufReader::new(stream) })
@@ -229,6 +248,12 @@ impl Connection {
     pub fn try_cmd(&mut self, words: &[&str]) -> Result<Reply, String> {
         self.send(words);
         self.read()
+    }
+
+    /// Writes what a server would.
+    pub fn write(&mut self, answer: &str) {
+        // A client that has gone shows when it is read from.
+        self.stream.get_mut().write_all(answer.as_bytes()).ok();
     }
 
     /// Only writes a command.
