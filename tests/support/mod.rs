@@ -3,11 +3,11 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 #[cfg(unix)]
 pub mod child;
+pub mod fake;
+pub mod faults;
+pub mod page;
 pub mod proxy;
 pub mod resp;
-pub mod faults;
-pub mod fake;
-pub mod page;
 pub mod server;
 
 use std::{
