@@ -9,6 +9,7 @@ pub mod page;
 pub mod proxy;
 pub mod resp;
 pub mod server;
+pub mod work;
 
 use std::{
     future::Future,
