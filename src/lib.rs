@@ -55,11 +55,6 @@
 //!
 //! On a Redis server ([`Leases::connect`]), in this process ([`Leases::in_memory`]: tests, examples), or in a [`Store`] of your
 //! own ([`LeasesBuilder::build`]).
-#[cfg(all(feature = "tls-rustls", feature = "tls-rustls-ring"))]
-compile_error!(
-    "`tls-rustls` and `tls-rustls-ring` exclude each other: rustls would panic in the first connection; choose one"
-);
-
 mod clock;
 mod engine;
 mod error;
