@@ -64,6 +64,10 @@ struct State {
     cap: Option<(Moment, LossReason)>,
     /// Renewals sent and not answered yet.
     in_flight: u32,
+    /// When the latest renewal that succeeded was sent: what became of those before it says nothing any more.
+    confirmed: Option<Moment>,
+    /// A renewal was sent, and none has succeeded since.
+    awaited: bool,
     /// The last renewal failed, or wasn't answered in time, and what was said.
     trouble: Option<Option<StoreError>>,
     /// Where the schedule has us.
@@ -102,11 +106,7 @@ impl Tenure {
         let Grant { key, owner, fence, term, handed_over, echo_until } = grant;
         let cap = plan.max_hold.map(|max_hold| (term.sent.after(max_hold), LossReason::MaxHold));
         let id = keeper.next_id();
-        let renew_at = match (handed_over, plan.renews) {
-            (true, _) => term.sent,
-            (false, true) => term.first_renew_at(fastrand::f64()),
-            (false, false) => Moment::NEVER,
-        };
+        let renew_at = if handed_over { term.sent } else { term.first_renew_at(fastrand::f64()) };
         let tenure = Arc::new(Tenure {
             key,
             owner,
@@ -119,9 +119,11 @@ impl Tenure {
             cancel_at: AtomicU64::new(u64::MAX),
             state: Mutex::new(State {
                 phase: Phase::Held,
-                renew_at,
+                renew_at: Moment::NEVER,
                 cap,
                 in_flight: 0,
+                confirmed: None,
+                awaited: false,
                 trouble: None,
                 due: None,
                 settled: None,
@@ -132,6 +134,7 @@ impl Tenure {
         });
         let mut state = tenure.lock();
         tenure.extend(&state, &term);
+        state.renew_at = if handed_over || tenure.can_gain(&state) { renew_at } else { Moment::NEVER };
         tenure.reschedule(&mut state);
         drop(state);
         tenure
@@ -270,7 +273,7 @@ impl Tenure {
 
     /// A renewal is about to be sent; the next follows when this one has had its time.
     fn attempt(&self, state: &mut State, now: Moment) -> News {
-        let news = if state.in_flight > 0 {
+        let news = if std::mem::replace(&mut state.awaited, true) && state.in_flight > 0 {
             let silent = StoreError::unavailable("a renewal was not answered in time");
             self.trouble(state, silent)
         } else {
@@ -297,7 +300,7 @@ impl Tenure {
         let news = match answer {
             Some(Ok(Renewed::Gone)) if live => self.lose(&mut state, LossReason::Expired),
             Some(Ok(Renewed::Taken)) if live => self.lose(&mut state, LossReason::Taken),
-            _ if state.phase != Phase::Held => News::default(),
+            _ if state.phase != Phase::Held || state.confirmed.is_some_and(|last| sent <= last) => News::default(),
             // What has run out stays lost: the token has fired, and others may have been let in.
             _ if now >= self.valid_until() => self.keep_deadlines(&mut state, now),
             Some(Ok(_)) => self.renewed(&mut state, sent),
@@ -311,8 +314,12 @@ impl Tenure {
 
     fn renewed(&self, state: &mut State, sent: Moment) -> News {
         let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
-        if self.extend(state, &term) {
-            state.renew_at = if self.plan.renews { term.renew_at() } else { Moment::NEVER };
+        (state.confirmed, state.awaited) = (Some(sent), false);
+        let extended = self.extend(state, &term);
+        if !self.can_gain(state) {
+            state.renew_at = Moment::NEVER;
+        } else if extended {
+            state.renew_at = term.renew_at();
         }
         let mut news = News::default();
         if state.trouble.take().is_some() {
@@ -339,6 +346,11 @@ impl Tenure {
         }
         state.trouble = Some(Some(error));
         news
+    }
+
+    /// Whether another renewal could move the end of validity.
+    fn can_gain(&self, state: &State) -> bool {
+        self.plan.renews && state.cap.as_ref().is_none_or(|(at, _)| *at > self.valid_until())
     }
 
     /// Moves the deadlines, never back. Whether they moved.

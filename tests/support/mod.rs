@@ -8,6 +8,7 @@ pub mod faults;
 pub mod page;
 pub mod proxy;
 pub mod resp;
+pub mod scene;
 pub mod server;
 pub mod work;
 
