@@ -16,7 +16,9 @@ async fn a_release_hands_over_to_the_first_in_line() {
         let _ = from;
         let waiter = tokio::spawn(to.lease("k").acquire());
         loop {
-            if to.inspect("k").await.unwrap().unwrap().waiters == 1 { break }
+            if to.inspect("k").await.unwrap().unwrap().waiters == 1 {
+                break;
+            }
         }
         let start = Instant::now();
         let fence = held.fence();
