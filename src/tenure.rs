@@ -149,7 +149,7 @@ impl Tenure {
         let valid_until = self.valid_until.load(Ordering::Acquire);
         let over = now >= valid_until && valid_until != 0;
         if over || now >= self.cancel_at.load(Ordering::Acquire) {
-            self.tick(Moment(now));
+            self.look(Moment(now));
         }
         now < self.valid_until.load(Ordering::Acquire)
     }
@@ -224,41 +224,58 @@ impl Tenure {
         Renewal::new(self.key.clone(), self.owner.clone(), self.fence, self.plan.ttl)
     }
 
-    /// Does what is due at `now`.
+    /// Minds the deadlines at `now`. Renewals are left to the watchdog, who can send them.
+    fn look(self: &Arc<Self>, now: Moment) {
+        let mut state = self.lock();
+        let news = self.mind_deadlines(&mut state, now);
+        self.reschedule(&mut state);
+        drop(state);
+        self.tell(news);
+    }
+
+    /// Does what is due at `now`. Whoever is told to renew has to: the answer is counted on.
     pub(crate) fn tick(self: &Arc<Self>, now: Moment) -> Action {
         let mut state = self.lock();
-        let (action, news) = self.advance(&mut state, now);
+        let mut news = self.mind_deadlines(&mut state, now);
+        let action = if self.renewal_is_due(&state, now) {
+            news = self.attempt(&mut state, now);
+            Action::Renew
+        } else {
+            Action::Nothing
+        };
         self.reschedule(&mut state);
         drop(state);
         self.tell(news);
         action
     }
 
-    fn advance(&self, state: &mut State, now: Moment) -> (Action, News) {
+    /// Ends what has run out, and stops the work whose time to stop has come.
+    fn mind_deadlines(&self, state: &mut State, now: Moment) -> News {
         if !matches!(state.phase, Phase::Held | Phase::Ending) {
-            return (Action::Nothing, News::default());
+            return News::default();
         }
         if now >= self.valid_until() {
             let reason = match &state.cap {
                 Some((at, reason)) if *at <= self.valid_until() => reason.clone(),
                 _ => LossReason::Deadline { last: state.trouble.clone().flatten() },
             };
-            return (Action::Nothing, self.lose(state, reason));
+            return self.lose(state, reason);
         }
         if state.phase == Phase::Held && now.0 >= self.cancel_at.load(Ordering::Acquire) {
-            return (Action::Nothing, self.stop(state));
+            return self.stop(state);
         }
+        News::default()
+    }
+
+    fn renewal_is_due(&self, state: &State, now: Moment) -> bool {
         // What is due soon travels with what is due now; but a retry has its time, or it would be sent in a tight loop.
         let calm = state.in_flight == 0 && state.trouble.is_none();
         let horizon = if calm { now.after(COALESCE) } else { now };
-        if state.phase == Phase::Held && horizon >= state.renew_at {
-            return self.attempt(state, now);
-        }
-        (Action::Nothing, News::default())
+        state.phase == Phase::Held && horizon >= state.renew_at
     }
 
     /// A renewal is about to be sent; the next follows when this one has had its time.
-    fn attempt(&self, state: &mut State, now: Moment) -> (Action, News) {
+    fn attempt(&self, state: &mut State, now: Moment) -> News {
         let news = if state.in_flight > 0 {
             let silent = StoreError::unavailable("a renewal was not answered in time");
             self.trouble(state, silent)
@@ -268,7 +285,7 @@ impl Tenure {
         let patience = term::patience(now, Moment(self.cancel_at.load(Ordering::Acquire)), self.plan.attempt);
         state.renew_at = if patience < SHORTEST { Moment::NEVER } else { now.after(patience) };
         state.in_flight += 1;
-        (Action::Renew, news)
+        news
     }
 
     /// The answer to a renewal sent at `sent`; `None` when there was none.
@@ -288,7 +305,7 @@ impl Tenure {
             Some(Ok(Renewed::Taken)) if live => self.lose(&mut state, LossReason::Taken),
             _ if state.phase != Phase::Held => News::default(),
             // What has run out stays lost: the token has fired, and others may have been let in.
-            _ if now >= self.valid_until() => self.advance(&mut state, now).1,
+            _ if now >= self.valid_until() => self.mind_deadlines(&mut state, now),
             Some(Ok(_)) => self.renewed(&mut state, sent),
             Some(Err(error)) => self.failed(&mut state, error, now),
             None => self.failed(&mut state, StoreError::unavailable("a renewal was not answered"), now),
@@ -358,7 +375,7 @@ impl Tenure {
         if state.phase == Phase::Held {
             self.cancel_at.fetch_min(at.before(self.plan.grace).0, Ordering::AcqRel);
         }
-        let news = self.advance(&mut state, now).1;
+        let news = self.mind_deadlines(&mut state, now);
         self.reschedule(&mut state);
         drop(state);
         self.tell(news);
@@ -383,7 +400,7 @@ impl Tenure {
     pub(crate) fn end(self: &Arc<Self>) -> Result<(), LossReason> {
         let now = self.clock().now();
         let mut state = self.lock();
-        let mut news = self.advance(&mut state, now).1;
+        let mut news = self.mind_deadlines(&mut state, now);
         let result = match &state.phase {
             Phase::Lost(reason) => Err(reason.clone()),
             Phase::Released => Ok(()),
