@@ -153,11 +153,11 @@ impl Pursuit {
                 self.engaged = true;
                 self.obstacle = Some(Obstacle::Store(error));
                 self.ask_at = self.ask_at.min(self.now().after(self.pauses.next(None)));
-                return Ok(None);
+                Ok(None)
             }
             Err(error) => {
                 self.unanswered.retain(|(other, _)| *other != sent);
-                return Err(Error::store("acquire", &self.key, error));
+                Err(Error::store("acquire", &self.key, error))
             }
             Ok(answer) => {
                 self.unanswered.retain(|(other, _)| *other != sent);
