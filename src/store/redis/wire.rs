@@ -127,8 +127,9 @@ impl Wire {
     async fn connect(address: &Address) -> Result<Wire, FredError> {
         let client = Builder::from_config(address.0.clone())
             .with_connection_config(|c| {
-                c.connection_timeout = CONNECT;
-                c.internal_command_timeout = CONNECT;
+                // The caller's own bound comes first; these end what it may leave behind.
+                c.connection_timeout = 2 * CONNECT;
+                c.internal_command_timeout = 2 * CONNECT;
                 // A second attempt would tell the caller that its own claim is somebody else's.
                 c.max_command_attempts = 1;
                 c.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
