@@ -1,7 +1,9 @@
 //! Leases in Redis.
+mod job;
 mod link;
 mod names;
 mod protocol;
+mod server_error;
 mod server_time;
 mod wire;
 

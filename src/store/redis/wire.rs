@@ -1,5 +1,8 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
-use super::protocol::{Answer, Arg, Op, PAGE, ServerError, Word};
+use super::{
+    protocol::{Answer, Arg, Op, PAGE, Word},
+    server_error::ServerError,
+};
 use crate::{
     clock::{Clock, Moment},
     error::{Invalid, StoreError},
