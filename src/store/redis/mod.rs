@@ -1,8 +1,13 @@
 //! Leases in Redis.
+<<<<<<< HEAD
 mod inbox;
+=======
+mod job;
+>>>>>>> redis
 mod link;
 mod names;
 mod protocol;
+mod server_error;
 mod server_time;
 mod wire;
 
