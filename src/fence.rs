@@ -7,10 +7,11 @@ use std::{
 
 /// A value in this process that only the newest owner may change.
 ///
-/// A lease ends by the clock, and no clock can stop a write that is already on its way: a process may be stopped between
-/// the moment it checks its lease and the moment it writes. leasehold makes that window small; only the resource can close
-/// it, by refusing a fence smaller than one it has seen (Martin Kleppmann, "How to do distributed locking", 2016). This is
-/// such a resource. For a value in Redis there is a fenced write; in a database, compare in the statement that writes.
+/// A lease ends by the clock, and no clock can stop a write that is already on its way: a process may be stopped
+/// between the moment it checks its lease and the moment it writes. leasehold makes that window small. Only the
+/// resource can close it, by refusing a fence smaller than one it has seen (Martin Kleppmann, "How to do distributed
+/// locking", 2016). This is such a resource. For a value in Redis there is a fenced write; in a database, compare in
+/// the statement that writes.
 ///
 /// ```
 /// use leasehold::Fenced;
@@ -26,12 +27,12 @@ use std::{
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// The check and the write are one step under a mutex that blocks its thread, so keep the closures short, and do not use
-/// the same `Fenced` within them: that would wait for itself. To await while writing, put a [`Gate`] beside the value in
-/// a `tokio::sync::Mutex`.
+/// The check and the write are one step under a mutex that blocks its thread, so keep the closures short, and do not
+/// use the same `Fenced` within them: that would wait for itself. To await while writing, put a [`Gate`] beside the
+/// value in a `tokio::sync::Mutex`.
 ///
-/// It is not poisoned by a panic. A write that panics counts as a write: its fence is the newest, the value stays as the
-/// panic left it, and others go on, since the next owner is the one who can put it right.
+/// It is not poisoned by a panic. A write that panics counts as a write: its fence is the newest, the value stays as
+/// the panic left it, and others go on, since the next owner is the one who can put it right.
 #[derive(Default)]
 pub struct Fenced<T> {
     inner: Mutex<Inner<T>>,
@@ -91,10 +92,10 @@ impl<T: fmt::Debug> fmt::Debug for Fenced<T> {
     }
 }
 
-/// The rule of [`Fenced`] alone, for a resource with a lock of its own: an older fence is not let through after a newer.
+/// The rule of [`Fenced`] alone, for a resource with a lock of its own: no older fence is let through after a newer.
 ///
-/// [`admit`](Gate::admit) takes `&mut self`, so that a gate can only be shared inside that lock. Keep the lock until the
-/// write is over: an admission that is acted upon after others were admitted protects nothing.
+/// [`admit`](Gate::admit) takes `&mut self`, so that a gate can only be shared inside that lock. Keep the lock until
+/// the write is over: an admission that is acted upon after others were admitted protects nothing.
 ///
 /// ```
 /// # use leasehold::Gate;

@@ -49,8 +49,7 @@ impl<F: Future> Future for Guard<F> {
         if this.tenure.is_valid() {
             this.alarm.arm(this.tenure, cx);
             let Some(work) = this.work.as_mut().as_pin_mut() else {
-                // Like every future, it must not be polled after it was ready; this one then says what it knows.
-                return Poll::Pending;
+                panic!("`Guard` polled after it was ready");
             };
             let Poll::Ready(out) = work.poll(cx) else {
                 return Poll::Pending;

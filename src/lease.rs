@@ -220,7 +220,11 @@ impl Lease {
         let released = self.ask(&tenure).await?;
         // A claim of ours that is still on its way would take the key again: the farewell in `drop` waits for it.
         self.parted = released != Released::Unconfirmed && tenure.clock().now() >= tenure.echo_until;
-        tracing::debug!(key = %tenure.key, fence = tenure.fence, ?released, "lease released");
+        if released == Released::Unconfirmed {
+            tracing::warn!(key = %tenure.key, fence = tenure.fence, "the release of a lease was not confirmed; trying on");
+        } else {
+            tracing::debug!(key = %tenure.key, fence = tenure.fence, ?released, "lease released");
+        }
         Ok(released)
     }
 

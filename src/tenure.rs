@@ -450,7 +450,15 @@ impl Tenure {
         state.phase = Phase::Ending;
         state.renew_at = Moment::NEVER;
         self.cancel_at.store(u64::MAX, Ordering::Release);
-        tracing::warn!(key = %self.key, fence = self.fence, valid_for = ?self.valid_for(), "lease ending: work is told to stop");
+        let ends = state.cap.as_ref().filter(|(at, _)| *at <= self.valid_until()).map(|(_, reason)| reason);
+        match ends {
+            Some(reason) => {
+                tracing::info!(key = %self.key, fence = self.fence, %reason, "lease ending: work is told to stop")
+            }
+            None => {
+                tracing::warn!(key = %self.key, fence = self.fence, valid_for = ?self.valid_for(), "lease ending: work is told to stop")
+            }
+        }
         News { cancelled: true, ..News::default() }
     }
 

@@ -149,3 +149,15 @@ async fn no_wait_asks_once() {
     assert!(leases.lease("k").wait(Wait::No).acquire().await.unwrap_err().is_contended());
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_comes_when_a_renewal_falls_due_waits_for_nothing() {
+    let clock = Clock::tokio();
+    let leases = Leases::builder().clock(clock.clone()).build(MemoryStore::with_clock(clock.clone())).unwrap();
+    let lease = leases.lease("k").acquire().await.unwrap();
+    // The renewal is overdue, and the watchdog has not looked yet.
+    clock.suspend(15 * SECOND);
+    let start = Instant::now();
+    lease.release().await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}

@@ -1,15 +1,15 @@
 //! The embedded store: leases of one process, with the semantics of the Redis page.
-use super::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Ticket, Wrote};
+use super::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote};
 use crate::{Clock, Key, clock::Moment, error::StoreError};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
-/// How long a fence is remembered after the last acquisition of its key.
-const FENCE_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+mod slot;
+use slot::{Now, Slot, Word};
 
 /// Keeps leases in this process: for tests, examples, and programs that are one process.
 ///
@@ -17,8 +17,9 @@ const FENCE_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// carried out when its future is first polled, and none of them ever waits. Share one between several
 /// [`Leases`](crate::Leases) by an [`Arc`].
 ///
-/// Time follows `tokio::time`, so that `tokio::time::pause` works; [`with_clock`](MemoryStore::with_clock) takes another
-/// clock. After a lease, all that stays is its fence, for seven days. Values that were written stay as long as the store.
+/// Time follows `tokio::time`, so that `tokio::time::pause` works; [`with_clock`](MemoryStore::with_clock) takes
+/// another clock. After a lease, all that stays is its fence, for seven days. Values that were written stay as long as
+/// the store.
 ///
 /// ```
 /// use leasehold::store::{Claim, Claimed, Identity, MemoryStore, Owner, Store};
@@ -53,44 +54,9 @@ struct Sinks {
     sweep: Sweep,
 }
 
-/// What is kept of one key.
-#[derive(Default)]
-struct Slot {
-    /// The largest fence that was given for this key; the holder's, when there is one. 0: none yet.
-    fence: u64,
-    /// When the fence may be forgotten.
-    forget: Option<Moment>,
-    /// The last holder. It may have expired: ask [`Slot::held`].
-    holder: Option<Held>,
-    /// Who waits, in the order of their tickets. Some may be dead. The holder is never among them.
-    line: VecDeque<Waiter>,
-}
-
-struct Held {
-    owner: Owner,
-    until: Moment,
-}
-
-struct Waiter {
-    owner: Owner,
-    ticket: Ticket,
-    /// How long it is taken to live without another claim, and how long a grant to it lasts.
-    presence: Duration,
-    /// When it is taken to be dead.
-    until: Moment,
-}
-
 struct Value {
     bytes: Vec<u8>,
     fence: u64,
-}
-
-/// The instant of one step, on both clocks.
-#[derive(Clone, Copy)]
-struct Now {
-    moment: Moment,
-    /// Microseconds of wall time: the floor of a new fence or ticket.
-    wall: u64,
 }
 
 /// When to look through a map for what is over: when it has doubled since the last time. So each entry pays for a
@@ -112,12 +78,6 @@ impl Default for Sweep {
     fn default() -> Self {
         Sweep(Self::SMALL)
     }
-}
-
-/// Word to be left in an inbox once the step is over.
-enum Word {
-    Granted { owner: Owner, fence: u64, length: Duration },
-    Forced { owner: Owner, key: Key, fence: u64 },
 }
 
 impl MemoryStore {
@@ -346,71 +306,6 @@ impl State {
     }
 }
 
-impl Slot {
-    /// Who holds the key now.
-    fn held(&self, now: Now) -> Option<&Held> {
-        self.holder.as_ref().filter(|held| held.until > now.moment)
-    }
-
-    /// Prolongs `owner`'s ownership to at least `ttl` from now; whether there was one.
-    fn prolong(&mut self, owner: &Owner, ttl: Duration, now: Now) -> bool {
-        match &mut self.holder {
-            Some(held) if held.until > now.moment && held.owner == *owner => {
-                held.until = held.until.max(now.moment.after(ttl));
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Makes `owner` the holder, under a new fence.
-    fn take(&mut self, owner: Owner, ttl: Duration, now: Now) -> u64 {
-        self.fence = (self.fence + 1).max(now.wall);
-        self.forget = Some(now.moment.after(FENCE_LIFE));
-        self.holder = Some(Held { owner, until: now.moment.after(ttl) });
-        self.fence
-    }
-
-    /// The holder's key goes to the first live waiter, for one presence, or to nobody.
-    fn give(&mut self, now: Now, words: &mut Vec<Word>) {
-        self.holder = None;
-        self.first(now);
-        if let Some(next) = self.line.pop_front() {
-            let fence = self.take(next.owner.clone(), next.presence, now);
-            words.push(Word::Granted { owner: next.owner, fence, length: next.presence });
-        }
-    }
-
-    /// The first live waiter; the dead before it are dropped.
-    fn first(&mut self, now: Now) -> Option<&Waiter> {
-        while self.line.front().is_some_and(|w| w.until <= now.moment) {
-            self.line.pop_front();
-        }
-        self.line.front()
-    }
-
-    /// The claim's place in the line: how many are before it, and its ticket.
-    fn stand(&mut self, claim: &Claim, now: Now) -> (usize, Ticket) {
-        if let Some(at) = self.line.iter().position(|w| w.owner == claim.owner) {
-            return (at, self.line[at].ticket);
-        }
-        // After the last, also of those who came within this microsecond.
-        let end = self.line.back().map_or(now.wall, |last| now.wall.max(last.ticket.0.saturating_add(1)));
-        let ticket = claim.ticket.unwrap_or(Ticket(end));
-        let at = self.line.partition_point(|w| (w.ticket, w.owner.id()) < (ticket, claim.owner.id()));
-        let (owner, presence) = (claim.owner.clone(), claim.presence);
-        self.line.insert(at, Waiter { owner, ticket, presence, until: now.moment.after(presence) });
-        (at, ticket)
-    }
-
-    fn inspect(&self, now: Now) -> Option<Holding> {
-        let held = self.held(now)?;
-        let waiters = self.line.iter().filter(|w| w.until > now.moment).count() as u64;
-        let remaining = held.until.since(now.moment);
-        Some(Holding::new(Some(held.owner.label().clone()), Some(self.fence), Some(remaining), waiters))
-    }
-}
-
 /// No step of ours can panic midway, so what a poisoned mutex holds is whole.
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -422,8 +317,12 @@ fn micros(d: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::slot::FENCE_LIFE;
     use super::*;
-    use crate::{owner::Identity, store::pushes::Push};
+    use crate::{
+        owner::Identity,
+        store::{Ticket, pushes::Push},
+    };
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use tokio::time::advance;
 

@@ -6,6 +6,7 @@ use leasehold::{
 };
 use std::future::ready;
 
+mod agreement;
 mod toy;
 use toy::{Bug, Bug::*, Toy};
 

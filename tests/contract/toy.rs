@@ -94,6 +94,15 @@ struct Waiter {
     until: Instant,
 }
 
+impl Kept {
+    /// The dead before the first who lives lose their places.
+    fn drop_dead(&mut self) {
+        self.line.sort_by_key(|w| (w.ticket, *w.claim.owner.id()));
+        let dead = self.line.iter().take_while(|w| w.until <= Instant::now()).count();
+        self.line.drain(..dead);
+    }
+}
+
 impl Toy {
     pub(crate) fn with(bug: Bug) -> Self {
         Toy { bug: Some(bug), ..Toy::default() }
@@ -144,7 +153,7 @@ impl Toy {
     fn give(&self, kept: &mut Kept) {
         kept.holder = None;
         if !self.has(GrantsToTheDead) {
-            kept.line.retain(|w| w.until > Instant::now());
+            kept.drop_dead();
         }
         let first =
             if self.has(GrantsToTheDead) { kept.line.first().cloned() } else { self.alive(kept).first().cloned() };
@@ -186,6 +195,9 @@ impl Toy {
         }
         if let Some(me) = kept.line.iter_mut().find(|w| w.claim.owner == claim.owner) {
             me.until = Instant::now() + claim.presence;
+        }
+        if holder.is_none() && !self.has(DeadStayFirst) {
+            kept.drop_dead();
         }
         let line = if self.has(DeadStayFirst) { kept.line.clone() } else { self.alive(kept) };
         let first = line.first();

@@ -70,11 +70,17 @@ impl Child {
 
     /// Waits for the next event that begins with these words, and returns the rest of it. Other events are passed over.
     pub async fn hears(&mut self, words: &str) -> String {
+        self.hears_past(words, |_| ()).await
+    }
+
+    /// The same, with a look at each event that is passed over.
+    pub async fn hears_past(&mut self, words: &str, mut passed: impl FnMut(&str)) -> String {
         let rest = tokio::time::timeout(PATIENCE, async {
             while let Some(event) = self.events.recv().await {
                 if let Some(rest) = event.strip_prefix(words) {
                     return Some(rest.trim_start().to_owned());
                 }
+                passed(&event);
             }
             None
         });

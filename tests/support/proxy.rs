@@ -22,6 +22,11 @@ use tokio::{
     time::Instant,
 };
 
+/// What a request to claim, to renew or to release contains, and the text of the page does not.
+pub const CLAIM: &str = "\r\nclaim\r\n";
+pub const RENEW: &str = "\r\nrenew\r\n";
+pub const RELEASE: &str = "\r\nrelease\r\n";
+
 /// The handle: faults are switched here, and dropping it ends the proxy and its connections.
 pub struct Proxy {
     address: SocketAddr,
