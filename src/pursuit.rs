@@ -177,7 +177,8 @@ impl Pursuit {
                 self.engaged = true;
                 let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
                 // Nobody else is in the way, should there be no time to ask again.
-                self.obstacle = Some(Obstacle::Store(StoreError::unavailable("the claim was answered too late to be used")));
+                self.obstacle =
+                    Some(Obstacle::Store(StoreError::unavailable("the claim was answered too late to be used")));
                 self.keep(fence, term, false)
             }
             Claimed::Queued { ahead, retry_in, seen, ticket, holder } => {
