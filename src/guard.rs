@@ -48,6 +48,8 @@ impl<F: Future> Future for Guard<F> {
         let mut this = self.project();
         if this.tenure.is_valid() {
             this.alarm.arm(this.tenure, cx);
+            // As every future does that is polled after it was ready.
+            #[allow(clippy::panic)]
             let Some(work) = this.work.as_mut().as_pin_mut() else {
                 panic!("`Guard` polled after it was ready");
             };

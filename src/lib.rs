@@ -55,6 +55,11 @@
 //!
 //! On a Redis server ([`Leases::connect`]), in this process ([`Leases::in_memory`]: tests, examples), or in a [`Store`] of your
 //! own ([`LeasesBuilder::build`]).
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)
+)]
+
 mod clock;
 mod engine;
 mod error;
