@@ -63,6 +63,14 @@ impl Engine {
         if self.closing.is_cancelled() {
             return Err(Error::Shutdown);
         }
+        self.watched()
+    }
+
+    /// Makes sure that somebody watches and says what has to be said.
+    ///
+    /// # Errors
+    /// In a forked child.
+    pub(crate) fn watched(self: &Arc<Self>) -> Result<()> {
         self.host.ensure_watched(self)
     }
 

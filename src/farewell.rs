@@ -22,21 +22,48 @@ pub(crate) struct Farewell {
     /// When a claim of this owner was never answered: the moment from which it is surely refused as too late. The release
     /// is repeated then, in case the claim was carried out after the first.
     pub(crate) again_at: Option<Moment>,
+    /// It counts as under way until this is dropped.
     pub(crate) parting: Parting,
 }
 
 impl Farewell {
     pub(crate) async fn say(self, engine: Arc<Engine>) {
-        if let Some(settling) = self.settling {
+        let mut under_way = UnderWay { engine, farewell: Some(self) };
+        if let Some(farewell) = &mut under_way.farewell {
+            farewell.through(&under_way.engine).await;
+        }
+        if let Some(said) = under_way.farewell.take() {
+            drop(said.parting);
+        }
+    }
+
+    async fn through(&mut self, engine: &Engine) {
+        if let Some(settling) = self.settling.take() {
             settling.wait().await;
         }
-        let goodbye = Goodbye { engine: &engine, key: &self.key, owner: &self.owner, attempt: self.attempt };
+        let goodbye = Goodbye { engine, key: &self.key, owner: &self.owner, attempt: self.attempt };
         goodbye.say(self.until).await;
         if let Some(at) = self.again_at {
             engine.clock.sleep_until(at).await;
             goodbye.say(at.after(self.attempt * 2)).await;
         }
-        drop(self.parting);
+    }
+}
+
+/// A farewell that is being said. When its runtime ends before it is through, the next watchdog says it.
+struct UnderWay {
+    engine: Arc<Engine>,
+    farewell: Option<Farewell>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        // Not after a panic of the store: it would be met again and again.
+        if let Some(farewell) = self.farewell.take()
+            && !std::thread::panicking()
+        {
+            self.engine.bid_farewell(farewell);
+        }
     }
 }
 

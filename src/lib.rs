@@ -71,6 +71,8 @@ mod key;
 mod lease;
 mod leases;
 mod lock;
+#[cfg(doctest)]
+mod misuse;
 mod owner;
 mod pursuit;
 mod request;

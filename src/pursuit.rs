@@ -56,6 +56,8 @@ enum Obstacle {
 /// A claim that was sent, and what came of it.
 struct Asked {
     sent: Moment,
+    /// The wait ended before an attempt's time was over: no answer to it is no trouble of the store's.
+    cut_short: bool,
     answer: Result<Claimed, StoreError>,
 }
 
@@ -139,19 +141,22 @@ impl Pursuit {
         self.unanswered.push((sent, sent.after(window * 2)));
         self.ask_at = self.next_poll(sent);
         let engine = self.keeper.0.clone();
+        let cut_short = window < self.plan.attempt;
         async move {
             let answer = engine.bounded(window, engine.store.claim(&claim)).await;
-            Asked { sent, answer }
+            Asked { sent, cut_short, answer }
         }
     }
 
     /// An answer counts from when its claim was sent (rule C1).
-    fn heard(&mut self, Asked { sent, answer }: Asked) -> Result<Option<Lease>> {
+    fn heard(&mut self, Asked { sent, cut_short, answer }: Asked) -> Result<Option<Lease>> {
         match answer {
             Err(error) if error.may_pass() => {
                 // It may have been carried out all the same, so it stays unanswered.
                 self.engaged = true;
-                self.obstacle = Some(Obstacle::Store(error));
+                if !cut_short || self.obstacle.is_none() {
+                    self.obstacle = Some(Obstacle::Store(error));
+                }
                 self.ask_at = self.ask_at.min(self.now().after(self.pauses.next(None)));
                 Ok(None)
             }
@@ -171,6 +176,9 @@ impl Pursuit {
             Claimed::Held { fence } => {
                 self.engaged = true;
                 let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
+                // Nobody else is in the way, should there be no time to ask again.
+                self.obstacle =
+                    Some(Obstacle::Store(StoreError::unavailable("the claim was answered too late to be used")));
                 self.keep(fence, term, false)
             }
             Claimed::Queued { ahead, retry_in, seen, ticket, holder } => {

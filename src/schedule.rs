@@ -16,8 +16,6 @@ use tokio::sync::Notify;
 pub(crate) struct Schedule {
     entries: Mutex<Entries>,
     ids: AtomicU64,
-    /// Wakes the watchdog before its time.
-    wake: Notify,
 }
 
 #[derive(Default)]
@@ -26,6 +24,8 @@ struct Entries {
     /// When the watchdog means to look next. It is woken for what is due earlier, and for nothing else: waking a parked
     /// task costs more than all the rest.
     looks_at: Moment,
+    /// Wakes it before its time. Each watchdog has its own: one that stands still would sleep through the next one's.
+    wake: Arc<Notify>,
 }
 
 impl Schedule {
@@ -43,22 +43,16 @@ impl Schedule {
         entries.due.insert((to, tenure.id), tenure.clone());
         if to < entries.looks_at {
             entries.looks_at = to;
+            let wake = entries.wake.clone();
             drop(entries);
-            self.wake.notify_one();
+            wake.notify_one();
         }
     }
 
-    /// Takes out everything that is due by `horizon`.
-    pub(crate) fn take_due(&self, horizon: Moment) -> Vec<Arc<Tenure>> {
-        let mut entries = self.lock();
-        let mut due = Vec::new();
-        // Not `split_off`, which may count what stays.
-        while let Some(first) = entries.due.first_entry()
-            && first.key().0 <= horizon
-        {
-            due.push(first.remove());
-        }
-        due
+    /// Everything that is due by `horizon`. It stays where it is until its tenure moves it, so that no lease is ever
+    /// missing for whoever looks at all of them.
+    pub(crate) fn due(&self, horizon: Moment) -> Vec<Arc<Tenure>> {
+        self.lock().due.range(..=(horizon, u64::MAX)).map(|(_, tenure)| tenure.clone()).collect()
     }
 
     /// The watchdog says when it will look next, at `latest` or when something is due.
@@ -88,11 +82,15 @@ impl Schedule {
     }
 
     pub(crate) fn wake(&self) {
-        self.wake.notify_one();
+        let wake = self.lock().wake.clone();
+        wake.notify_one();
     }
 
-    pub(crate) async fn woken(&self) {
-        self.wake.notified().await;
+    /// What wakes the watchdog that calls this, and no other any more.
+    pub(crate) fn take_over(&self) -> Arc<Notify> {
+        let wake = Arc::<Notify>::default();
+        self.lock().wake = wake.clone();
+        wake
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {

@@ -7,7 +7,7 @@ use crate::{
     tenure::{Action, COALESCE, Tenure},
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 /// The longest list of renewals, so that the server is never held for more than a moment.
 const LONGEST_LIST: usize = 128;
@@ -30,8 +30,13 @@ pub(crate) async fn supervise(engine: Arc<Engine>, generation: u64) {
 async fn watch(engine: Arc<Engine>, generation: u64) {
     // Ends with this function, and with it everything in flight.
     let mut under_way = JoinSet::new();
+    let wake = engine.schedule.take_over();
     loop {
         if engine.is_superseded(generation) {
+            // Another looks after the leases; what was begun here is ended here.
+            while let Some(done) = under_way.join_next().await {
+                note(done);
+            }
             return;
         }
         let now = engine.clock.now();
@@ -48,21 +53,23 @@ async fn watch(engine: Arc<Engine>, generation: u64) {
         // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.
         let until = engine.schedule.look_at(now.after(LOOK));
         tokio::select! {
-            () = engine.schedule.woken() => {}
+            () = wake.notified() => {}
             () = engine.clock.sleep_until(until), if until != Moment::NEVER => {}
-            Some(done) = under_way.join_next(), if !under_way.is_empty() => {
-                if let Err(end) = done && end.is_panic() {
-                    tracing::error!("a store panicked; the exchange counts as unanswered");
-                }
-            }
+            Some(done) = under_way.join_next(), if !under_way.is_empty() => note(done),
         }
+    }
+}
+
+fn note(done: Result<(), JoinError>) {
+    if done.is_err_and(|end| end.is_panic()) {
+        tracing::error!("a store panicked; the exchange counts as unanswered");
     }
 }
 
 /// Does what is due, and gathers what has to be renewed into lists, each for one lane.
 fn due_lists(engine: &Engine, now: Moment) -> Vec<Vec<Arc<Tenure>>> {
     let mut lanes: BTreeMap<u32, Vec<Arc<Tenure>>> = BTreeMap::new();
-    for tenure in engine.schedule.take_due(now.after(COALESCE)) {
+    for tenure in engine.schedule.due(now.after(COALESCE)) {
         match tenure.tick(now) {
             Action::Renew => lanes.entry(engine.store.lane(&tenure.key)).or_default().push(tenure),
             Action::Nothing => {}

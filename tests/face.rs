@@ -88,8 +88,8 @@ async fn leased_work_can_be_spawned_in_both_forms_and_boxed() {
         sleep(SECOND).await;
         (lease.key().as_str().len(), !lease.is_held())
     }));
-    let boxed: std::pin::Pin<Box<dyn Future<Output = Result<(usize, bool)>> + Send>> =
-        Box::pin(leases.with_lease("d", async |cancel| (4, cancel.is_cancelled())));
+    type Boxed<T> = std::pin::Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+    let boxed: Boxed<_> = Box::pin(leases.with_lease("d", async |cancel| (4, cancel.is_cancelled())));
     tasks.spawn(boxed);
     let mut got: Vec<_> = tasks.join_all().await.into_iter().map(Result::unwrap).collect();
     got.sort_unstable();

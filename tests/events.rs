@@ -1,0 +1,200 @@
+//! What is told to people who read logs, and what is not.
+#![allow(clippy::unwrap_used, reason = "tests")]
+mod support;
+use leasehold::{LossReason, Wait};
+use std::{
+    fmt::{self, Write},
+    sync::{Arc, Mutex},
+};
+use support::{
+    faults::{Fault, Verb},
+    scene::{SECOND, Scene, down, ms, scene},
+};
+use tokio::time::{sleep, timeout};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+    span,
+    subscriber::DefaultGuard,
+};
+use tracing_subscriber::{
+    Layer,
+    layer::{Context, SubscriberExt},
+};
+
+/// Everything that is said on this thread, a line for each event and each span.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Log {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
+    }
+    fn on_new_span(&self, span: &span::Attributes<'_>, _: &span::Id, _: Context<'_, S>) {
+        let mut line = Line(format!("span {}", span.metadata().name()));
+        span.record(&mut line);
+        self.0.lock().unwrap().push((*span.metadata().level(), line.0));
+    }
+}
+
+impl Log {
+    fn listen() -> (Log, DefaultGuard) {
+        let log = Log::default();
+        let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
+        (log, guard)
+    }
+
+    fn lines(&self) -> Vec<(Level, String)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn count(&self, level: Level, text: &str) -> usize {
+        self.lines().iter().filter(|(l, line)| *l == level && line.contains(text)).count()
+    }
+
+    /// Said exactly once, at this level, of this key.
+    fn assert_once(&self, level: Level, text: &str) {
+        assert_eq!(self.count(level, text), 1, "{text}: {:#?}", self.lines());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_goes_well_warns_of_nothing() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    scene.leases.with_lease("k", |_| sleep(300 * SECOND)).await.unwrap();
+    assert!(log.lines().iter().all(|(level, _)| *level >= Level::INFO), "{:#?}", log.lines());
+    log.assert_once(Level::INFO, "span acquire key=k");
+    log.assert_once(Level::INFO, "span lease key=k");
+    log.assert_once(Level::DEBUG, "lease acquired");
+    log.assert_once(Level::DEBUG, "lease released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn trouble_is_told_once_when_it_begins_and_once_when_it_is_over() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    scene.faults.next(Verb::Renew, [Fault::Fail(down()), Fault::Fail(down()), Fault::LoseRequest]);
+    let lease = scene.leases.lease("k").acquire().await.unwrap();
+    sleep(600 * SECOND).await;
+    log.assert_once(Level::WARN, "lease at risk");
+    log.assert_once(Level::INFO, "lease renewed late");
+    assert_eq!(log.count(Level::WARN, ""), 1, "{:#?}", log.lines());
+    assert!(lease.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once_with_its_reason_and_its_fence() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    scene.faults.always(Verb::Renew, Fault::Fail(down()));
+    let lease = scene.leases.lease("k").acquire().await.unwrap();
+    lease.lost().await;
+    log.assert_once(Level::WARN, "lease ending");
+    log.assert_once(Level::WARN, "lease lost");
+    log.assert_once(Level::WARN, "it could not be renewed in time; last, the store is unavailable: the test says so");
+    assert!(
+        log.lines().iter().any(|(_, line)| line.contains("lost") && line.contains(&format!("fence={}", lease.fence())))
+    );
+
+    scene.faults.heal();
+    let lease = scene.leases.lease("l").acquire().await.unwrap();
+    scene.store.delete("l").await;
+    assert_eq!(lease.lost().await.reason, LossReason::Expired);
+    log.assert_once(Level::WARN, "the key is gone from the store");
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_is_done_but_not_released_is_told() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    scene.faults.always(Verb::Release, Fault::Fail(leasehold::StoreError::refused("no permission")));
+    scene.leases.with_lease("k", async |_| ()).await.unwrap();
+    log.assert_once(Level::WARN, "the work is done, but its lease could not be released");
+    sleep(SECOND).await;
+    log.assert_once(Level::WARN, "its TTL will free the key");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_without_end_is_told_once_each_ttl_and_a_bounded_one_is_not() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    let _held = scene.leases.lease("k").acquire().await.unwrap();
+    assert!(timeout(100 * SECOND, scene.leases.lease("k").wait(Wait::Forever).acquire()).await.is_err());
+    assert_eq!(log.count(Level::WARN, "still waiting for a lease"), 3);
+    assert!(timeout(65 * SECOND, scene.leases.lock("k").lock()).await.is_err());
+    assert_eq!(log.count(Level::WARN, "still waiting for a lease"), 5);
+    assert!(log.count(Level::WARN, "holder=") >= 5, "{:#?}", log.lines());
+    scene.leases.lease("k").wait(200 * SECOND).acquire().await.unwrap_err();
+    assert_eq!(log.count(Level::WARN, "still waiting for a lease"), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_without_end_on_a_store_that_does_not_answer_is_told_too() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    scene.faults.always(Verb::Claim, Fault::LoseRequest);
+    assert!(timeout(100 * SECOND, scene.leases.lease("k").wait(Wait::Forever).acquire()).await.is_err());
+    assert_eq!(log.count(Level::WARN, "still waiting for a lease"), 3);
+}
+
+/// The unique part of every owner that was seen; whoever can present it owns the lease.
+fn secrets(scene: &Scene) -> Vec<String> {
+    let all = scene.store.seen().into_iter().flat_map(|seen| seen.secrets);
+    all.map(|secret| secret.rsplit_once('/').unwrap().1.to_owned()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_secret_is_ever_told() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    scene.faults.next(Verb::Claim, [Fault::Fail(down()), Fault::LoseReply]);
+    scene.faults.next(Verb::Renew, [Fault::Fail(down()), Fault::LoseReply]);
+    scene.faults.next(Verb::Release, [Fault::Fail(down()), Fault::LoseReply]);
+    let request = scene.leases.lease("k");
+    let lease = request.clone().acquire().await.unwrap();
+    let mut lock = scene.leases.lock("l");
+    lock.lock().await.unwrap();
+    sleep(60 * SECOND).await;
+    let contended = scene.leases.lease("k").try_acquire().await;
+    let waited = scene.leases.lease("k").wait(SECOND).acquire().await.unwrap_err();
+    let guard = lease.guard(async {});
+    let mut shown = format!("{:?}{request:?}{lease:?}{:?}{lock:?}", scene.leases, lease.view());
+    write!(shown, "{guard:?}{contended:?}{waited:?}{waited}").unwrap();
+    drop(guard);
+    scene.store.delete("k").await;
+    let lost = lease.lost().await;
+    write!(shown, "{lease:?}{lost:?}{lost}").unwrap();
+    write!(shown, "{:?}", lease.release().await).unwrap();
+    drop(lock);
+    sleep(60 * SECOND).await;
+    for (_, line) in log.lines() {
+        writeln!(shown, "{line}").unwrap();
+    }
+    let secrets = secrets(&scene);
+    assert!(secrets.len() > 10 && shown.contains("lease at risk") && shown.contains("Owner("));
+    for secret in secrets {
+        assert!(!shown.contains(&secret) && !shown.contains(&secret.replace('-', "")), "{shown}");
+        assert!(!shown.contains(&secret[9..]) && !shown.contains(&secret[..8]), "{shown}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_that_is_dropped_is_not_trouble() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    drop(scene.leases.lease("k").acquire().await.unwrap());
+    sleep(ms(1)).await;
+    assert!(scene.store.is_free("k").await);
+    assert_eq!(log.count(Level::WARN, ""), 0, "{:#?}", log.lines());
+}
