@@ -1,9 +1,6 @@
 //! Leases in Redis.
-<<<<<<< HEAD
 mod inbox;
-=======
 mod job;
->>>>>>> redis
 mod link;
 mod names;
 mod protocol;
