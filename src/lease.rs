@@ -108,12 +108,12 @@ impl LeaseView {
     /// # let (rows, write) = (vec![1, 2, 3], |_: u32| {});
     /// let lease = leases.lease("import").acquire().await?;
     /// let view = lease.view();
-    /// tokio::task::spawn_blocking(move || {
+    /// tokio::task::spawn_blocking(move || -> leasehold::Result<()> {
     ///     for row in rows {
     ///         view.ensure_held()?;
     ///         write(row);
     ///     }
-    ///     leasehold::Result::Ok(())
+    ///     Ok(())
     /// });
     /// # Ok(()) }
     /// ```
