@@ -105,15 +105,15 @@ impl LeaseView {
     /// ```
     /// # async fn doc() -> leasehold::Result<()> {
     /// # let leases = leasehold::Leases::in_memory();
-    /// # let (rows, write) = (vec![1, 2, 3], |_| {});
+    /// # let (rows, write) = (vec![1, 2, 3], |_: u32| {});
     /// let lease = leases.lease("import").acquire().await?;
     /// let view = lease.view();
-    /// tokio::task::spawn_blocking(move || {
+    /// tokio::task::spawn_blocking(move || -> leasehold::Result<()> {
     ///     for row in rows {
     ///         view.ensure_held()?;
     ///         write(row);
     ///     }
-    ///     leasehold::Result::Ok(())
+    ///     Ok(())
     /// });
     /// # Ok(()) }
     /// ```

@@ -6,6 +6,8 @@ use support::{server::Server, until, within};
 use tokio::{runtime::Handle, task::JoinSet};
 
 const TTL: Duration = Duration::from_secs(10);
+/// A claim that was given up unanswered is released once more after four of these.
+const ATTEMPT: Duration = Duration::from_millis(250);
 
 /// 1,000 leases on 50 keys, ended in every way there is.
 async fn come_and_go(leases: &Leases) {
@@ -60,7 +62,7 @@ fn alive_tasks() -> usize {
 async fn a_thousand_leases_leave_no_keys_but_fences_and_no_connection_subscription_or_task() {
     let server = Server::start();
     let before = alive_tasks();
-    let leases = Leases::builder().ttl(TTL).connect(&server.url()).await.unwrap();
+    let leases = Leases::builder().ttl(TTL).attempt(ATTEMPT).connect(&server.url()).await.unwrap();
     until("it is subscribed", || channels(&server) == 1).await;
     let connections = server.clients().len();
     come_and_go(&leases).await;
@@ -78,7 +80,7 @@ async fn on_the_callers_runtime_the_tasks_are_as_many_as_before_and_none_when_th
     let server = Server::start();
     let before = alive_tasks();
     let store = RedisStore::connect(&server.url()).await.unwrap();
-    let leases = Leases::builder().ttl(TTL).build(store).unwrap();
+    let leases = Leases::builder().ttl(TTL).attempt(ATTEMPT).build(store).unwrap();
     leases.lease("k").acquire().await.unwrap().release().await.unwrap();
     until("it is subscribed", || channels(&server) == 1).await;
     let working = alive_tasks();
@@ -97,7 +99,7 @@ async fn leases_made_and_dropped_again_and_again_leave_no_connection_and_no_task
     for round in 0..30 {
         // A shutdown leaves the work its grace.
         let grace = Duration::from_millis(50);
-        let leases = Leases::builder().ttl(TTL).grace(grace).connect(&server.url()).await.unwrap();
+        let leases = Leases::builder().ttl(TTL).attempt(ATTEMPT).grace(grace).connect(&server.url()).await.unwrap();
         let lease = leases.lease("k").acquire().await.unwrap();
         match round % 3 {
             0 => drop((leases, lease)),

@@ -1,4 +1,5 @@
 //! The page on a real server: who stands in line, who is served, and what is told to whom.
+#![allow(clippy::unwrap_used)] // in helpers too, not only in tests
 mod support;
 
 use std::time::Duration;
@@ -95,7 +96,7 @@ fn a_single_try_neither_joins_the_line_nor_jumps_it() {
     held(&server, Claim::of("k", &a));
     claim(&server, Claim::in_line("k", &b));
     assert_eq!(claim(&server, Claim::of("k", &c))[0], "busy");
-    assert_eq!(line(&server, "k"), [b.clone()]);
+    assert_eq!(line(&server, "k"), std::slice::from_ref(&b));
     run_out(&server, "k");
     let busy = claim(&server, Claim::of("k", &c));
     let left: u64 = busy[1].parse().unwrap();
@@ -324,7 +325,7 @@ fn no_key_is_ever_without_a_ttl_and_no_owner_stands_in_its_own_line() {
             _ => {
                 server.cmd(&[
                     ["DEL", "DEL", "UNLINK"][random.usize(0..3)],
-                    &["k", "{k}:queue", "{j}:fence"][random.usize(0..3)],
+                    ["k", "{k}:queue", "{j}:fence"][random.usize(0..3)],
                 ]);
                 Op::inspect(key)
             }

@@ -1,4 +1,5 @@
 //! The store's connections: lists, order, silence, and what happens when one is lost.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // in helpers too, not only in tests
 mod support;
 
 use leasehold::{
@@ -403,6 +404,43 @@ fn id(client: &str) -> &str {
 }
 
 #[tokio::test]
+async fn a_runtime_that_was_blocked_does_not_blame_the_server_for_its_own_silence() {
+    let server = Server::start();
+    let store = store(&server).await;
+    let old = server.clients();
+    let key = Key::from("k");
+    let mut asked = pin!(store.inspect(&key));
+    assert!(poll_once(asked.as_mut()).is_pending());
+    give_way().await;
+    std::thread::sleep(PATIENCE * 2);
+    assert_eq!(within("an answer", asked).await, Ok(None));
+    let now = server.clients();
+    assert!(now.iter().zip(&old).all(|(now, old)| id(now) == id(old)), "{now:?}");
+}
+
+#[tokio::test]
+async fn a_password_that_was_changed_refuses_whoever_waits_at_once() {
+    let server = Server::with(&["--requirepass", "one"]);
+    let mut admin = server.connect();
+    admin.cmd(&["AUTH", "one"]);
+    let store = RedisStore::connect(&server.url_as("", "one")).await.unwrap();
+    admin.cmd(&["CONFIG", "SET", "requirepass", "two"]);
+    admin.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let start = Instant::now();
+    let error = loop {
+        // The first may find the lost connection, which is no refusal.
+        match within("an error", store.claim(&claim("k", &owner()))).await {
+            Err(error) if error.may_pass() => assert!(start.elapsed() < PATIENCE, "{error}"),
+            other => break other.unwrap_err(),
+        }
+    };
+    assert!(error.to_string().contains("password"), "{error}");
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    admin.cmd(&["CONFIG", "SET", "requirepass", "one"]);
+    within("a claim", async { while store.claim(&claim("k", &owner())).await.is_err() {} }).await;
+}
+
+#[tokio::test]
 async fn connections_that_are_killed_are_replaced_and_none_is_left_behind() {
     let server = Server::start();
     let store = store(&server).await;
@@ -483,6 +521,17 @@ async fn a_server_that_turned_replica_is_unavailable_and_found_again_when_it_is_
         now.len() == 2 && now.iter().filter(|c| old.iter().any(|o| id(o) == id(c))).count() == 1
     })
     .await;
+    let connections = || {
+        let stats = server.cmd(&["INFO", "stats"]).text().unwrap();
+        let count = stats.lines().find_map(|l| l.strip_prefix("total_connections_received:")).unwrap();
+        count.parse::<u64>().unwrap()
+    };
+    let (before, start) = (connections(), Instant::now());
+    while start.elapsed() < Duration::from_secs(1) {
+        assert!(within("an error", store.claim(&claim("k", &me))).await.unwrap_err().may_pass());
+    }
+    let opened = connections() - before;
+    assert!(opened <= 10 + start.elapsed().as_secs() * 2, "with growing pauses: {opened} in {:?}", start.elapsed());
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     within("a claim", async { while store.claim(&claim("k", &me)).await.is_err() {} }).await;
 }

@@ -9,8 +9,8 @@ use std::{
 };
 use support::{
     PATIENCE,
-    proxy::{Flow, Proxy, Then, keep},
-    resp,
+    proxy::{Flow, Proxy, Then},
+    resp, traffic,
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -264,7 +264,7 @@ async fn one_reply_is_late_and_holds_up_what_is_behind_it() {
 
 #[tokio::test]
 async fn a_server_that_is_gone_resets_its_client() {
-    let nobody = keep((Ipv4Addr::LOCALHOST, 0).into());
+    let nobody = traffic::keep((Ipv4Addr::LOCALHOST, 0).into());
     let proxy = Proxy::to(nobody.local_addr().unwrap().port());
     match Client::try_connect(&proxy).await {
         Ok(mut client) => client.is_reset().await,

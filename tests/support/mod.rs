@@ -10,6 +10,7 @@ pub mod proxy;
 pub mod resp;
 pub mod scene;
 pub mod server;
+pub mod traffic;
 pub mod work;
 
 use std::{

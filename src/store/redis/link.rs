@@ -4,7 +4,8 @@
 //! together and sends it as one list; so a lone operation goes at once, and what is asked while lists are under way
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
-    protocol::{Answer, LONGEST, Op, Verb},
+    job::{Job, refuse},
+    protocol::{Answer, LONGEST, Op},
     server_time::ServerTime,
     wire::{Address, Failure, Page, Reply, Sent, Wire},
 };
@@ -28,10 +29,6 @@ use tokio::{
 /// go out with an operation or two in each, and it is the lists that cost.
 const UNDER_WAY: usize = 4;
 
-/// How long a release is kept for a connection that is down, once nobody waits for it: a lease of the default TTL has
-/// ended by itself by then.
-const RELEASE_KEPT: Duration = Duration::from_secs(30);
-
 /// From this many on, the queue is looked through for what nobody wants any more.
 const CROWDED: usize = 1024;
 
@@ -51,14 +48,6 @@ pub(super) struct Link {
 enum Asked {
     One(Job),
     Many(Vec<Job>),
-}
-
-/// An operation, and who asked for it and when.
-struct Job {
-    op: Op,
-    asked: Moment,
-    /// `None` once it was answered.
-    reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
 }
 
 impl Link {
@@ -106,31 +95,12 @@ impl Link {
     }
 
     fn job(&self, op: Op) -> (Job, oneshot::Receiver<Result<Answer, StoreError>>) {
-        let (reply, answer) = oneshot::channel();
-        (Job { op, asked: self.clock.now(), reply: Some(reply) }, answer)
+        Job::new(op, self.clock.now())
     }
 }
 
 fn over() -> StoreError {
     StoreError::unavailable("the runtime on which the connection to Redis lived has ended; connect anew")
-}
-
-impl Job {
-    fn answer(&mut self, answer: Result<Answer, StoreError>) {
-        if let Some(reply) = self.reply.take() {
-            // Whoever asked may have gone; then nobody is left to tell.
-            reply.send(answer).ok();
-        }
-    }
-
-    fn is_awaited(&self) -> bool {
-        self.reply.as_ref().is_some_and(|reply| !reply.is_closed())
-    }
-
-    /// A claim that nobody waits for would only have to be released again. What else was asked may still matter.
-    fn is_worth_sending(&self) -> bool {
-        self.op.verb != Verb::Claim || self.is_awaited()
-    }
 }
 
 /// A list that was sent.
@@ -362,15 +332,8 @@ impl Carrier {
 
     fn drop_what_nobody_wants(&mut self) {
         let now = self.clock.now();
-        self.queue
-            .retain(|job| job.is_awaited() || job.op.verb == Verb::Release && now.since(job.asked) < RELEASE_KEPT);
+        self.queue.retain(|job| job.is_worth_keeping(now));
         self.crowded = CROWDED.max(self.queue.len() * 2);
-    }
-}
-
-fn refuse(jobs: &mut [Job], why: &StoreError) {
-    for job in jobs {
-        job.answer(Err(why.clone()));
     }
 }
 

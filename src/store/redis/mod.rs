@@ -1,8 +1,10 @@
 //! Leases in Redis.
 mod inbox;
+mod job;
 mod link;
 mod names;
 mod protocol;
+mod server_error;
 mod server_time;
 mod wire;
 

@@ -96,8 +96,7 @@ local function first(q, w)
 end
 
 local function leave(q, w, owner)
-  try('ZREM', q, owner)
-  try('HDEL', w, owner)
+  if try('ZREM', q, owner) ~= 0 then try('HDEL', w, owner) end
 end
 
 -- k is ours to give away: to the first live waiter, or to nobody. fence: the one that ends

@@ -1,5 +1,5 @@
 //! What is said to the page and what it answers, in our words.
-use super::names::Companions;
+use super::{names::Companions, server_error::ServerError};
 use crate::{
     Key,
     clock::Moment,
@@ -252,142 +252,9 @@ impl Answer {
     }
 }
 
-/// An error of the server's, in its own words.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct ServerError(String);
-
-impl ServerError {
-    pub(super) fn new(text: &str) -> Self {
-        // Redis 6 puts "@user_script: 12: " before an error that a script met.
-        let text = match text.strip_prefix("@user_script: ").and_then(|t| t.split_once(": ")) {
-            Some((line, words)) if line.bytes().all(|b| b.is_ascii_digit()) => words,
-            _ => text,
-        };
-        ServerError(text.to_owned())
-    }
-
-    /// The word in capitals that says what kind of error it is; `None` in words that no server chose.
-    pub(super) fn code(&self) -> Option<&str> {
-        let code = self.0.split(' ').next()?;
-        (code.len() > 1 && code.bytes().all(|b| b.is_ascii_uppercase())).then_some(code)
-    }
-
-    /// The server doesn't have the page.
-    pub(super) fn is_no_script(&self) -> bool {
-        self.code() == Some("NOSCRIPT")
-    }
-
-    /// This server is no primary, or no longer: the connection leads to the wrong place.
-    pub(super) fn is_read_only(&self) -> bool {
-        self.code() == Some("READONLY")
-    }
-
-    /// What it means for whoever asked, and what to do about it.
-    pub(super) fn classify(self) -> StoreError {
-        let unavailable = StoreError::unavailable;
-        let refused = StoreError::refused;
-        let denied = self.0.contains("The user executing the script") || self.0.contains("ACL failure in script");
-        let error = match self.code() {
-            _ if denied => refused(GRANT),
-            Some("NOPERM") => refused(GRANT),
-            Some("LOADING") => unavailable("Redis is loading its data; it will answer when that is done"),
-            Some("BUSY") => {
-                unavailable("Redis is busy with somebody's script; it can be ended with SCRIPT KILL or FUNCTION KILL")
-            }
-            Some("CLUSTERDOWN") => unavailable("the cluster serves no requests now; see CLUSTER INFO"),
-            Some("MASTERDOWN") => unavailable("this replica has lost its primary and serves no stale data"),
-            Some("TRYAGAIN") => unavailable("the cluster is moving this key's slot"),
-            Some("READONLY") => unavailable(
-                "this server is a replica, and only a primary keeps leases; failing over, or a wrong address?",
-            ),
-            // Redis writes again by itself once a snapshot succeeds, and once enough replicas are back.
-            Some("MISCONF") => {
-                unavailable("Redis takes no writes because it cannot save to disk; see its log, and the disk")
-            }
-            Some("NOREPLICAS") => {
-                unavailable("Redis takes no writes because too few replicas follow it; see min-replicas-to-write")
-            }
-            Some("NOAUTH") => refused("Redis asks for a password; put it in the URL: redis://user:password@host"),
-            Some("WRONGPASS") => refused("Redis knows no such user with this password; check both in the URL"),
-            Some("WRONGTYPE") => {
-                refused("the key, or a companion of it, holds something of another type; use another key")
-            }
-            Some("OOM") => refused("Redis is out of memory; raise maxmemory, or let it evict what is no lease"),
-            Some("CROSSSLOT") => {
-                refused("Redis says that a key's companions are in another slot; report this as a bug")
-            }
-            Some("MOVED" | "ASK") => refused("the server is a member of a cluster that keeps this key elsewhere"),
-            Some("FENCE") => {
-                refused("a fence would reach 2^53; the counter was set by hand, so delete the `:fence` key")
-            }
-            Some("LEASE") => refused("the key is that of a lease; keep the value under another key"),
-            Some("MARK") => refused("the `:mark` key of this value is not a fence; was it written by hand?"),
-            Some("ERR") if self.0.starts_with("ERR max number of clients") => {
-                unavailable("Redis has as many clients as it allows; see maxclients")
-            }
-            Some("ERR") if self.0.contains("AUTH") || self.0.contains("invalid password") => {
-                refused("Redis did not take the password; check user and password in the URL")
-            }
-            Some("ERR") if self.0.contains("DB index is out of range") => {
-                refused("Redis has no such database; check the number at the end of the URL")
-            }
-            Some("ERR") if self.0.contains("invalid expire") || self.0.contains("not an integer or out of range") => {
-                refused("Redis takes no TTL of that length; choose a shorter one")
-            }
-            _ => refused("Redis refused for a reason of its own; its words follow"),
-        };
-        error.with_source(self)
-    }
-}
-
-/// What a user of leasehold must be allowed to do.
-const GRANT: &str = "the Redis user lacks a permission; leasehold needs +ping +info +client|id +eval +evalsha +time \
-    +get +set +del +exists +strlen +pttl +pexpire +zadd +zscore +zrank +zrange +zrevrange +zcard +zrem \
-    +zremrangebyrank +hset +hmget +hdel +publish +subscribe +unsubscribe, ~ for the keys, and &leasehold:*";
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::error::Error as _;
-
-    #[test]
-    fn a_servers_error_is_told_by_its_first_word_and_its_text_is_kept() {
-        for may_pass in
-            ["LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"]
-        {
-            let text = format!("{may_pass} because");
-            let error = ServerError::new(&text).classify();
-            assert!(error.may_pass(), "{error}");
-            assert_eq!(error.source().unwrap().to_string(), text);
-        }
-        for stays in ["NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "OOM", "CROSSSLOT", "MOVED", "FENCE", "ERR", "NEW"]
-        {
-            let error = ServerError::new(&format!("{stays} because")).classify();
-            assert!(!error.may_pass(), "{error}");
-        }
-        assert!(ServerError::new("ERR max number of clients reached").classify().may_pass());
-    }
-
-    #[test]
-    fn what_redis_6_puts_before_an_error_in_a_script_is_taken_off() {
-        let error = ServerError::new("@user_script: 57: OOM command not allowed when used memory > 'maxmemory'.");
-        assert_eq!(error.code(), Some("OOM"));
-        assert!(!error.to_string().contains("user_script"));
-        let denied = ServerError::new("@user_script: 3: The user executing the script can't run this command");
-        assert_eq!(
-            denied.classify(),
-            StoreError::refused(GRANT)
-                .with_source(ServerError::new("The user executing the script can't run this command",))
-        );
-    }
-
-    #[test]
-    fn words_that_no_server_chose_have_no_code() {
-        for words in ["Connection closed.", "", "I", "Failed to route command."] {
-            assert_eq!(ServerError::new(words).code(), None, "{words}");
-        }
-    }
 
     #[test]
     fn a_ttl_is_rounded_up_to_whole_milliseconds() {

@@ -1,5 +1,8 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
-use super::protocol::{Answer, Arg, Op, PAGE, ServerError, Word};
+use super::{
+    protocol::{Answer, Arg, Op, PAGE, Word},
+    server_error::ServerError,
+};
 use crate::{
     clock::{Clock, Moment},
     error::{Invalid, StoreError},
@@ -134,8 +137,9 @@ impl Wire {
         let client = Builder::from_config(address.0.clone())
             .with_performance_config(|p| p.broadcast_channel_capacity = room)
             .with_connection_config(|c| {
-                c.connection_timeout = CONNECT;
-                c.internal_command_timeout = CONNECT;
+                // The caller's own bound comes first; these end what it may leave behind.
+                c.connection_timeout = 2 * CONNECT;
+                c.internal_command_timeout = 2 * CONNECT;
                 // A second attempt would tell the caller that its own claim is somebody else's.
                 c.max_command_attempts = 1;
                 c.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
