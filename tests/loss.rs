@@ -5,7 +5,7 @@ use leasehold::{Error, LeaseState, Leases, LossReason};
 use std::time::Duration;
 use support::{
     faults::{Fault, Verb},
-    scene::{SECOND, Scene, Steps, down, ms, scene, scene_with},
+    scene::{SECOND, Scene, Seen, Steps, down, ms, scene, scene_with},
 };
 use tokio::{
     task::JoinHandle,
@@ -178,6 +178,25 @@ async fn a_success_on_its_way_as_the_token_fires_revives_nothing() {
         lease.lost().await;
         assert_eq!(scene.at(), OVER, "{delay:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_in_a_list_whose_other_leases_still_wait_for_it_revives_nothing_either() {
+    let scene = scene();
+    let lease = scene.leases.lease("k").acquire().await.unwrap();
+    // So many that whatever is sent for `k` travels with one of them, and they have all the time in the world.
+    let mut others = Vec::new();
+    for n in 0..2000 {
+        others.push(scene.leases.lease(format!("k{n}")).ttl(60 * SECOND).acquire().await.unwrap());
+    }
+    scene.faults.always(Verb::Renew, Fault::LoseRequest);
+    sleep_until(scene.start + ms(17_700)).await;
+    scene.faults.always(Verb::Renew, Fault::DelayReply(9 * SECOND));
+    lease.lost().await;
+    assert_eq!(scene.at(), OVER);
+    let last = |list: &Seen| list.keys.len() > 1 && list.keys.iter().any(|key| key.as_str() == "k");
+    let answered_in_the_grace = |list: &&Seen| list.over.is_some_and(|over| over > CANCELLED && over < OVER);
+    assert!(scene.store.all(Verb::Renew).iter().filter(answered_in_the_grace).any(last));
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,6 +56,19 @@ async fn leases_taken_together_are_renewed_in_lists_that_are_not_too_long_and_sp
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_falls_due_at_once_after_a_suspension_is_renewed_at_once_in_lists_of_bounded_length() {
+    let scene = scene();
+    let leases = acquire_all(&scene, 1000).await;
+    sleep(ms(500)).await;
+    scene.clock.suspend(15 * SECOND);
+    sleep(SECOND).await;
+    let lists = scene.store.all(Verb::Renew);
+    assert_eq!(lists.iter().map(|list| list.keys.len()).sum::<usize>(), 1000);
+    assert!(lists.iter().all(|list| list.keys.len() <= 128) && lists.len() == 8, "{} lists", lists.len());
+    assert!(all_held(&leases) && leases.iter().all(|lease| lease.valid_for() > 28 * SECOND));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lane_that_hangs_delays_no_other() {
     for fault in [Fault::LoseRequest, Fault::HoldReply, Fault::DelayReply(20 * SECOND)] {
         let scene = scene();
