@@ -33,6 +33,24 @@ async fn a_lease_that_is_released_as_a_renewal_falls_due_waits_for_no_answer_to_
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_key_that_ran_out_goes_to_somebody_though_nobody_stays_in_line_until_it_would_ask() {
+    let leases = Leases::in_memory();
+    let mut gone = leases.lock("k");
+    gone.lock_for(TTL).await.unwrap();
+    // The line is never empty, and whoever is in it leaves before its next question.
+    let mut waiters = tokio::task::JoinSet::new();
+    for n in 0..8 {
+        let leases = leases.clone();
+        waiters.spawn(async move {
+            tokio::time::sleep(Duration::from_millis(10 * n)).await;
+            while leases.lease("k").wait(Duration::from_millis(50)).acquire().await.is_err() {}
+        });
+    }
+    let turn = tokio::time::timeout(TTL + Duration::from_millis(200), waiters.join_next()).await;
+    turn.expect("it is nobody's").unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_handle_does_not_unlock_its_successors_key() {
     let server = Server::start();

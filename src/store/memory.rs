@@ -257,6 +257,10 @@ impl State {
             return Freed::Released;
         }
         slot.line.retain(|w| w.owner != *owner);
+        // Who leaves the line before a free key passes its turn on: the next one may not stay until it would ask again.
+        if slot.held(now).is_none() {
+            slot.give(now, words);
+        }
         Freed::Gone
     }
 

@@ -187,10 +187,11 @@ end
 -- {'released'} {'gone'}
 function ops.release(k, f, q, w, owner)
   leave(q, w, owner)
-  local fence = fence_of(try('GET', k), owner)
-  if not fence then return {'gone'} end
-  give(k, f, q, w, fence)
-  return {'released'}
+  local value, foreign = try('GET', k)
+  local fence = fence_of(value, owner)
+  -- who leaves the line before a free key passes its turn on: the next one may not stay until it would ask again
+  if fence or not value and not foreign then give(k, f, q, w, fence) end
+  return {fence and 'released' or 'gone'}
 end
 
 -- whoever holds it, also another program's lock. {'released'} {'gone'}
