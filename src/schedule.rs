@@ -24,6 +24,8 @@ struct Entries {
     /// When the watchdog means to look next. It is woken for what is due earlier, and for nothing else: waking a parked
     /// task costs more than all the rest.
     looks_at: Moment,
+    /// Something was put in since it last looked.
+    stirred: bool,
     /// Wakes it before its time. Each watchdog has its own: one that stands still would sleep through the next one's.
     wake: Arc<Notify>,
 }
@@ -41,6 +43,7 @@ impl Schedule {
         }
         let Some(to) = to else { return };
         entries.due.insert((to, tenure.id), tenure.clone());
+        entries.stirred = true;
         if to < entries.looks_at {
             entries.looks_at = to;
             let wake = entries.wake.clone();
@@ -59,8 +62,10 @@ impl Schedule {
     pub(crate) fn look_at(&self, latest: Moment) -> Moment {
         let mut entries = self.lock();
         let first = entries.due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
-        // With nothing to watch, it sleeps until it is woken.
-        entries.looks_at = if first == Moment::NEVER { first } else { first.min(latest) };
+        // With nothing to watch it sleeps until it is woken; but not at once: where leases come and go one by one, each would
+        // have to wake it.
+        let idle = first == Moment::NEVER && !std::mem::take(&mut entries.stirred);
+        entries.looks_at = if idle { first } else { first.min(latest) };
         entries.looks_at
     }
 
