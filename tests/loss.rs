@@ -9,7 +9,7 @@ use support::{
 };
 use tokio::{
     task::JoinHandle,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 /// For a TTL of 30 s and nothing but the acquisition at 0.
@@ -283,7 +283,7 @@ fn a_guard_ends_on_its_own_when_the_watchdogs_runtime_is_gone() {
             token.cancelled().await;
             start.elapsed()
         });
-        let end = lease.guard(std::future::pending::<()>()).await;
+        let end = timeout(60 * SECOND, lease.guard(std::future::pending::<()>())).await.unwrap();
         assert!(matches!(reason(end), LossReason::Deadline { .. }));
         (fired.await.unwrap(), start.elapsed())
     });
