@@ -128,7 +128,9 @@ async fn an_acquisition_that_lost_a_race_or_ran_out_of_time_is_free_a_round_trip
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn acquisitions_aborted_at_any_moment_leave_the_key_free_and_are_never_renewed() {
     let server = Server::start();
-    let leases = Leases::builder().ttl(Duration::from_secs(3)).connect(&server.url()).await.unwrap();
+    // Renewed for the first time after 1.5 to 3 s.
+    let ttl = Duration::from_secs(9);
+    let leases = Leases::builder().ttl(ttl).connect(&server.url()).await.unwrap();
     let mut monitor = server.connect();
     monitor.cmd(&["MONITOR"]);
     let mut caught = 0;
@@ -148,14 +150,15 @@ async fn acquisitions_aborted_at_any_moment_leave_the_key_free_and_are_never_ren
         }
     }
     assert!(caught > 0 && caught < rounds, "{caught} of {rounds} were faster");
-    // They are all free at once, long before a TTL: each would have kept its key for 3 s.
+    // They are all free long before their TTLs.
     let start = Instant::now();
-    until("no key but fences", || server.keys().iter().all(|key| key.ends_with(":fence"))).await;
+    let free = until("no key but fences", || server.keys().iter().all(|key| key.ends_with(":fence")));
+    tokio::time::timeout(ttl / 2, free).await.expect("free without a TTL's help");
     for key in server.keys() {
         assert!(server.pttl(&key) > 0, "{key} has no TTL");
     }
     // A renewal would have been sent by now.
-    tokio::time::sleep(Duration::from_millis(1200).saturating_sub(start.elapsed())).await;
+    tokio::time::sleep((ttl / 3 + Duration::from_millis(200)).saturating_sub(start.elapsed())).await;
     server.cmd(&["ECHO", "the end"]);
     let (mut claims, mut releases) = (0, 0);
     loop {
