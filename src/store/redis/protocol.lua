@@ -1,7 +1,7 @@
 -- All that leasehold says to Redis: a list of operations, carried out in order, each whole or not at all.
 -- Redis >= 6.0. Written so that every operation may be sent twice.
 --
--- ARGV: for each operation its verb and its arguments. KEYS: for each operation its keys (`shape`, at the end).
+-- ARGV: for each operation its verb and its arguments. KEYS: for each operation its keys (counted at the end).
 -- Answer: {the server's time in microseconds, {one answer for each operation}}; {'error', text} fails one alone.
 --
 --   k   string  <owner>#<fence>                     who has the lease; lasts as long as the lease
@@ -23,6 +23,7 @@ local BATCH = 64
 local time = redis.call('TIME')
 local us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local ms = math.floor(us / 1000)
+local now = time[1] .. string.sub('00000' .. time[2], -6) -- us in digits, without the price of formatting a number
 
 local function whole(n) return string.format('%.0f', n) end -- tostring and .. would keep 14 digits
 
@@ -48,11 +49,12 @@ local function fence_of(value, owner)
   if value and string.sub(value, 1, #owner + 1) == owner .. '#' then return string.match(value, '^[1-9]%d*$', #owner + 2) end
 end
 
--- label, inbox and the rest of an owner of any process of ours, with or without a fence: strict, so that no foreign token passes
+local H4 = '[0-9a-f][0-9a-f][0-9a-f][0-9a-f]'
+
+-- label, inbox and fence of a value that any process of ours wrote: strict, so that no foreign token passes
 local function ours(value)
-  local function hex(n) return string.rep('[0-9a-f]', n) end
-  local uuid = hex(8) .. '%-' .. hex(4) .. '%-' .. hex(4) .. '%-' .. hex(4) .. '%-' .. hex(12)
-  local label, inbox, fence = string.match(value or '', '^([^#%s%c]+)/(' .. hex(16) .. ')/' .. uuid .. '(.*)$')
+  local uuid = H4 .. H4 .. '%-' .. H4 .. '%-' .. H4 .. '%-' .. H4 .. '%-' .. H4 .. H4 .. H4
+  local label, inbox, fence = string.match(value or '', '^([^#%s%c]+)/(' .. H4 .. H4 .. H4 .. H4 .. ')/' .. uuid .. '(.*)$')
   if fence == '' then return label, inbox end
   fence = fence and string.match(fence, '^#([1-9]%d*)$')
   if fence then return label, inbox, fence end
@@ -64,7 +66,7 @@ local function tell(inbox, message) redis.pcall('PUBLISH', 'leasehold:' .. inbox
 local function next_fence(f, floor)
   local last = math.max(count(redis.call('GET', f)), floor)
   if last >= LIMIT then fail('FENCE the key has used up its fences: its counter is at 2^53') end
-  local fence = whole(math.max(last + 1, us))
+  local fence = us > last and now or whole(last + 1)
   redis.call('SET', f, fence, 'PX', FENCE_LIFE)
   return fence
 end
@@ -95,23 +97,37 @@ local function first(q, w)
   return nil, true
 end
 
+-- the key is free, and it is this owner's turn
+local function take(k, f, owner, ttl)
+  local fence = next_fence(f, 0)
+  redis.call('SET', k, owner .. '#' .. fence, 'PX', ttl)
+  return {'held', fence}
+end
+
 local function leave(q, w, owner)
   if try('ZREM', q, owner) ~= 0 then try('HDEL', w, owner) end
 end
 
--- k is ours to give away: to the first live waiter, or to nobody. fence: the one that ends
-local function give(k, f, q, w, fence)
-  local ok, owner, granted, presence = pcall(function()
-    local owner, _, presence = first(q, w)
-    if not owner or not ours(owner) then return nil end
-    local granted = next_fence(f, count(fence))
-    redis.call('SET', k, owner .. '#' .. granted, 'PX', presence) -- one presence: should it be dead, nobody loses more
-    leave(q, w, owner)
-    return owner, granted, presence
-  end)
-  if not ok or not owner then redis.call('DEL', k) return end -- nobody waits, or granting failed: released all the same
+-- gives k to the first live waiter; whether there was one. fence: the one that ends
+local function grant(k, f, q, w, fence)
+  local owner, _, presence = first(q, w)
   local _, inbox = ours(owner)
+  if not inbox then return false end
+  local granted = next_fence(f, count(fence))
+  redis.call('SET', k, owner .. '#' .. granted, 'PX', presence) -- one presence: should it be dead, nobody loses more
+  leave(q, w, owner)
   tell(inbox, 'granted ' .. granted .. ' ' .. presence .. ' ' .. owner)
+  return true
+end
+
+-- k is ours to give away: to the first live waiter, or to nobody
+local function give(k, f, q, w, fence)
+  local standing = redis.pcall('ZRANGE', q, 0, 0) -- mostly nobody
+  if not standing.err and #standing > 0 then
+    local ok, granted = pcall(grant, k, f, q, w, fence)
+    if ok and granted then return end
+  end
+  redis.call('DEL', k) -- nobody waits, or granting failed: released all the same
 end
 
 local ops = {}
@@ -129,6 +145,7 @@ function ops.claim(k, f, q, w, owner, ttl, presence, line, ticket, not_after)
     return {'held', fence}
   end
   if us > tonumber(not_after) then return {'late'} end
+  if not value and #redis.call('ZRANGE', q, 0, 0) == 0 then return take(k, f, owner, ttl) end
 
   local place = redis.call('ZSCORE', q, owner)
   local function present() -- every key with its TTL before the next, and the TTL only grows: others stand here too
@@ -146,10 +163,9 @@ function ops.claim(k, f, q, w, owner, ttl, presence, line, ticket, not_after)
   else
     local head, until_dead = first(q, w)
     if head == owner or not head and not until_dead then
-      fence = next_fence(f, 0)
-      redis.call('SET', k, owner .. '#' .. fence, 'PX', ttl)
+      local held = take(k, f, owner, ttl)
       if place then leave(q, w, owner) end
-      return {'held', fence}
+      return held
     end
     left = head and until_dead or 1 -- not all were looked at: at once
   end
@@ -168,7 +184,7 @@ function ops.claim(k, f, q, w, owner, ttl, presence, line, ticket, not_after)
   local stored = redis.call('GET', f)
   local seen = whole(math.max(count(stored), count(fence)))
   if not stored then
-    if seen == '0' then seen = whole(us) end
+    if seen == '0' then seen = now end
     redis.call('SET', f, seen, 'PX', FENCE_LIFE)
   end
   return {'queued', redis.call('ZRANK', q, owner), left, seen, whole(tonumber(place)), label}
@@ -186,9 +202,9 @@ end
 
 -- {'released'} {'gone'}
 function ops.release(k, f, q, w, owner)
-  leave(q, w, owner)
   local value, foreign = try('GET', k)
   local fence = fence_of(value, owner)
+  if not fence then leave(q, w, owner) end -- who holds stands in no line
   -- who leaves the line before a free key passes its turn on: the next one may not stay until it would ask again
   if fence or not value and not foreign then give(k, f, q, w, fence) end
   return {fence and 'released' or 'gone'}
@@ -238,18 +254,17 @@ function ops.read(v, f)
   return {'none'}
 end
 
--- how many keys and arguments
-local shape = {
-  claim = {4, 6}, renew = {1, 3}, release = {4, 1}, force = {4, 0}, inspect = {2, 0}, write = {3, 2}, read = {2, 0},
-}
+-- how many keys each takes, and how many arguments
+local keys_of = {claim = 4, renew = 1, release = 4, force = 4, inspect = 2, write = 3, read = 2}
+local args_of = {claim = 6, renew = 3, release = 1, force = 0, inspect = 0, write = 2, read = 0}
 local answers, k, a = {}, 0, 0
 while a < #ARGV do
   local verb = ARGV[a + 1]
-  local keys, args = shape[verb][1], shape[verb][2]
+  local keys, args = keys_of[verb], args_of[verb]
   local with = {unpack(KEYS, k + 1, k + keys)}
   for i = 1, args do with[keys + i] = ARGV[a + 1 + i] end
   local ok, answer = pcall(ops[verb], unpack(with))
   answers[#answers + 1] = ok and answer or {'error', type(answer) == 'table' and answer.err or tostring(answer)}
   k, a = k + keys, a + 1 + args
 end
-return {whole(us), answers}
+return {now, answers}
