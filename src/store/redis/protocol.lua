@@ -58,7 +58,11 @@ local function ours(value)
   if fence then return label, inbox, fence end
 end
 
-local function tell(inbox, message) redis.pcall('PUBLISH', 'leasehold:' .. inbox, message) end
+-- what the server said if it would not
+local function tell(inbox, message)
+  local r = redis.pcall('PUBLISH', 'leasehold:' .. inbox, message)
+  return type(r) == 'table' and r.err or nil
+end
 
 -- taken before the key is: an owner without a durable fence never exists. floor: a fence that the counter may have lost
 local function next_fence(f, floor)
@@ -99,7 +103,7 @@ local function leave(q, w, owner)
   if try('ZREM', q, owner) ~= 0 then try('HDEL', w, owner) end
 end
 
--- k is ours to give away: to the first live waiter, or to nobody. fence: the one that ends
+-- k is ours to give away: to the first live waiter, or to nobody. fence: the one that ends. Answers what `tell` does
 local function give(k, f, q, w, fence)
   local ok, owner, granted, presence = pcall(function()
     local owner, _, presence = first(q, w)
@@ -109,9 +113,9 @@ local function give(k, f, q, w, fence)
     leave(q, w, owner)
     return owner, granted, presence
   end)
-  if not ok or not owner then redis.call('DEL', k) return end -- nobody waits, or granting failed: released all the same
+  if not ok or not owner then redis.call('DEL', k) return nil end -- nobody waits, or granting failed: released all the same
   local _, inbox = ours(owner)
-  tell(inbox, 'granted ' .. granted .. ' ' .. presence .. ' ' .. owner)
+  return tell(inbox, 'granted ' .. granted .. ' ' .. presence .. ' ' .. owner)
 end
 
 local ops = {}
@@ -184,24 +188,23 @@ function ops.renew(k, owner, fence, ttl)
   return {'renewed'}
 end
 
--- {'released'} {'gone'}
+-- {'released', why the next one could not be told or nil} {'gone'}
 function ops.release(k, f, q, w, owner)
   leave(q, w, owner)
   local fence = fence_of(try('GET', k), owner)
   if not fence then return {'gone'} end
-  give(k, f, q, w, fence)
-  return {'released'}
+  return {'released', give(k, f, q, w, fence)}
 end
 
--- whoever holds it, also another program's lock. {'released'} {'gone'}
+-- whoever holds it, also another program's lock. Answers as a release
 function ops.force(k, f, q, w)
   local value, foreign = try('GET', k)
   if foreign then fail('WRONGTYPE the key holds something that is no lease and no lock') end
   if not value then return {'gone'} end
   local _, inbox, fence = ours(value)
-  give(k, f, q, w, fence)
-  if fence then tell(inbox, 'forced ' .. fence .. ' ' .. k) end
-  return {'released'}
+  local untold = give(k, f, q, w, fence)
+  if fence then untold = tell(inbox, 'forced ' .. fence .. ' ' .. k) or untold end
+  return {'released', untold}
 end
 
 -- {'free'} {'holds', ms or -1, waiters, label or '', fence or ''}
