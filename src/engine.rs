@@ -98,6 +98,7 @@ impl Engine {
             }
             Push::Granted { owner, fence, length } => self.waiting.granted(owner, *fence, *length),
             Push::Missed => self.waiting.ask_all(),
+            Push::Nothing => {}
         }
     }
 

@@ -49,7 +49,11 @@ struct Place {
 
 /// What stands between us and the lease.
 enum Obstacle {
-    Holder { label: Option<Arc<str>>, remaining: Option<Duration> },
+    /// `until`: its end, if it isn't renewed.
+    Holder {
+        label: Option<Arc<str>>,
+        until: Option<Moment>,
+    },
     Store(StoreError),
 }
 
@@ -187,7 +191,7 @@ impl Pursuit {
                 if self.place.base.is_none_or(|(base, _)| base <= sent) {
                     self.place.base = Some((sent, seen));
                 }
-                self.obstacle = Some(Obstacle::Holder { label: holder, remaining: retry_in });
+                self.obstacle = Some(self.held_by(holder, retry_in));
                 self.pauses.reset();
                 // The first in line comes when the holder's TTL ends, the second in case the first is dead; nobody else.
                 if let (0 | 1, Some(retry_in)) = (ahead, retry_in) {
@@ -196,7 +200,7 @@ impl Pursuit {
                 None
             }
             Claimed::Busy { retry_in, holder } => {
-                self.obstacle = Some(Obstacle::Holder { label: holder, remaining: retry_in });
+                self.obstacle = Some(self.held_by(holder, retry_in));
                 self.ask_at = self.now().after(self.pauses.next(retry_in));
                 None
             }
@@ -224,6 +228,11 @@ impl Pursuit {
         };
         let term = Term::new(since?, length, self.plan.ttl, self.plan.grace);
         self.engaged = true;
+        // Too little of it is left to renew it in before the work would be told to stop: asking brings a whole TTL.
+        if term.cancel_at().since(self.now()) < length / 6 {
+            self.ask_at = self.now();
+            return None;
+        }
         self.keep(fence, term, true)
     }
 
@@ -247,6 +256,10 @@ impl Pursuit {
         self.engaged = false;
         self.unanswered.clear();
         Some(Lease::new(Tenure::begin(grant, self.plan, self.keeper.clone())))
+    }
+
+    fn held_by(&self, label: Option<Arc<str>>, remaining: Option<Duration>) -> Obstacle {
+        Obstacle::Holder { label, until: remaining.map(|remaining| self.now().after(remaining)) }
     }
 
     fn now(&self) -> Moment {
@@ -304,7 +317,10 @@ impl Pursuit {
         let (key, waited) = (self.key.clone(), self.waited());
         match self.obstacle.take() {
             Some(Obstacle::Store(error)) => Error::store("acquire", &key, error),
-            Some(Obstacle::Holder { label, remaining }) => Error::Contended { key, waited, holder: label, remaining },
+            Some(Obstacle::Holder { label, until }) => {
+                let remaining = until.map(|until| until.since(self.now()));
+                Error::Contended { key, waited, holder: label, remaining }
+            }
             None => Error::Contended { key, waited, holder: None, remaining: None },
         }
     }

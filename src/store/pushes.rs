@@ -11,6 +11,8 @@ pub(crate) enum Push {
     Forced { key: Key, fence: u64 },
     /// Word may have been missed: everybody who waits should ask.
     Missed,
+    /// Nothing: is anybody there?
+    Nothing,
 }
 
 /// A sink for what a store says without being asked; see [`Store::listen`](crate::store::Store::listen). It never
@@ -51,6 +53,11 @@ impl Pushes {
     /// Word may have been missed (a reconnect, a lagging channel). The answer is as in [`granted`](Pushes::granted).
     pub fn missed(&self) -> bool {
         (self.sink)(Push::Missed)
+    }
+
+    /// Nobody listens any more, and the sink can be forgotten.
+    pub fn is_closed(&self) -> bool {
+        !(self.sink)(Push::Nothing)
     }
 }
 

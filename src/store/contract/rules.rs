@@ -367,7 +367,7 @@ pub(super) fn line<S: Store>(all: &mut Rules<S>) {
         // There may be none, or none yet.
         for push in heard.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             match push {
-                Push::Missed => {}
+                Push::Missed | Push::Nothing => {}
                 Push::Granted { owner, fence, length } if owner == waits.owner.secret() => {
                     must!((fence, length), (fence, length) if fence == held && length <= MIDDLE);
                 }

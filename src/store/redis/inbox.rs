@@ -10,7 +10,10 @@ use fred::{
     types::{Message, Value},
 };
 use std::time::Duration;
-use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::{
+    sync::broadcast::{Receiver, error::RecvError},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 /// Words that may wait to be heard. When more come, everybody who waits is told to ask.
@@ -20,7 +23,14 @@ const ROOM: usize = 1024;
 const TRIED_EVERY: Duration = Duration::from_secs(5);
 
 /// The shortest and the longest pause before the next attempt to subscribe.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The pause after a refusal: what the server refuses, it will refuse for a while.
+const REFUSED: Duration = Duration::from_secs(30);
+
+/// A subscription that lasted this long was a good one. After a shorter one the pauses go on growing, for each new one
+/// makes everybody ask.
+const STEADY: Duration = Duration::from_secs(10);
 
 /// Hears for one `Leases`, until `closed` or nobody listens.
 pub(super) async fn hear(address: Address, patience: Duration, to: Pushes, closed: CancellationToken) {
@@ -48,21 +58,31 @@ enum End {
 impl Inbox {
     async fn hear(self) {
         let mut pause = PAUSE.0;
-        loop {
+        // Trouble is told when it begins and when it ends, not each time.
+        let mut troubled = false;
+        while !self.to.is_closed() {
             let why = match self.subscribe().await {
                 Ok((wire, words)) => {
-                    pause = PAUSE.0;
-                    match self.listen(wire, words).await {
-                        End::Unheard => return,
-                        End::Lost(why) => why,
+                    if troubled {
+                        tracing::info!(server = %self.address, "hears from Redis again");
                     }
+                    let since = Instant::now();
+                    let End::Lost(why) = self.listen(wire, words).await else { return };
+                    if since.elapsed() >= STEADY {
+                        (pause, troubled) = (PAUSE.0, false);
+                    }
+                    why
                 }
                 Err(why) => why,
             };
-            tracing::warn!(server = %self.address, %why, "cannot hear from Redis; whoever waits asks instead");
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-            // What the server refuses, it will refuse for a while.
-            pause = if why.may_pass() { (pause * 2).min(PAUSE.1) } else { PAUSE.1 };
+            if std::mem::replace(&mut troubled, true) {
+                tracing::debug!(server = %self.address, %why, "still cannot hear from Redis");
+            } else {
+                tracing::warn!(server = %self.address, %why, "cannot hear from Redis; whoever waits asks instead");
+            }
+            let now = if why.may_pass() { pause } else { REFUSED };
+            tokio::time::sleep(now.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            pause = (pause * 2).min(PAUSE.1);
         }
     }
 
@@ -96,7 +116,7 @@ impl Inbox {
                 },
                 why = wire.ended() => return End::Lost(why),
                 () = tokio::time::sleep(TRIED_EVERY) => match self.in_time(client.ping::<Value>(None)).await {
-                    Ok(()) => true,
+                    Ok(()) => !self.to.is_closed(),
                     Err(why) => return End::Lost(why),
                 },
             };

@@ -19,7 +19,11 @@ use crate::{
     error::{Error, Invalid, StoreError},
     store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote},
 };
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -52,6 +56,8 @@ pub struct RedisStore {
     runtime: Handle,
     /// Fires when the store is dropped: the inboxes end with it.
     closed: CancellationToken,
+    /// It was said that the server publishes nothing.
+    mute: AtomicBool,
     _open: DropGuard,
 }
 
@@ -91,7 +97,27 @@ impl RedisStore {
         })?;
         let (clock, closed) = (Clock::system(), CancellationToken::new());
         let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
-        Ok(RedisStore { address, main, renewals, clock, settings, runtime, closed, _open: open })
+        Ok(RedisStore {
+            address,
+            main,
+            renewals,
+            clock,
+            settings,
+            runtime,
+            closed,
+            mute: AtomicBool::new(false),
+            _open: open,
+        })
+    }
+
+    fn freed(&self, answer: &Answer) -> Result<Freed, StoreError> {
+        if let Some(why) = answer.untold()
+            && !self.mute.swap(true, Ordering::Relaxed)
+        {
+            let why = why.classify();
+            tracing::warn!(server = %self.address, %why, "Redis tells nobody that it is their turn; whoever waits asks instead");
+        }
+        answer.freed()
     }
 }
 
@@ -110,7 +136,7 @@ impl Store for RedisStore {
     }
 
     async fn release(&self, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {
-        self.main.ask(Op::release(key, owner)).await?.freed()
+        self.freed(&self.main.ask(Op::release(key, owner)).await?)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holding>, StoreError> {
@@ -118,7 +144,7 @@ impl Store for RedisStore {
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
-        Ok(self.main.ask(Op::force(key)).await?.freed()? == Freed::Released)
+        Ok(self.freed(&self.main.ask(Op::force(key)).await?)? == Freed::Released)
     }
 
     async fn write(&self, write: &FencedWrite) -> Result<Wrote, StoreError> {

@@ -60,7 +60,11 @@ local function ours(value)
   if fence then return label, inbox, fence end
 end
 
-local function tell(inbox, message) redis.pcall('PUBLISH', 'leasehold:' .. inbox, message) end
+-- what the server said if it would not
+local function tell(inbox, message)
+  local r = redis.pcall('PUBLISH', 'leasehold:' .. inbox, message)
+  return type(r) == 'table' and r.err or nil
+end
 
 -- taken before the key is: an owner without a durable fence never exists. floor: a fence that the counter may have lost
 local function next_fence(f, floor)
@@ -108,24 +112,23 @@ local function leave(q, w, owner)
   if try('ZREM', q, owner) ~= 0 then try('HDEL', w, owner) end
 end
 
--- gives k to the first live waiter; whether there was one. fence: the one that ends
+-- gives k to the first live waiter: whether there was one, and what `tell` answers. fence: the one that ends
 local function grant(k, f, q, w, fence)
   local owner, _, presence = first(q, w)
   local _, inbox = ours(owner)
   if not inbox then return false end
+  leave(q, w, owner) -- first: a script that has deleted something is not refused for lack of memory
   local granted = next_fence(f, count(fence))
   redis.call('SET', k, owner .. '#' .. granted, 'PX', presence) -- one presence: should it be dead, nobody loses more
-  leave(q, w, owner)
-  tell(inbox, 'granted ' .. granted .. ' ' .. presence .. ' ' .. owner)
-  return true
+  return true, tell(inbox, 'granted ' .. granted .. ' ' .. presence .. ' ' .. owner)
 end
 
--- k is ours to give away: to the first live waiter, or to nobody
+-- k is ours to give away: to the first live waiter, or to nobody. Answers what `tell` does
 local function give(k, f, q, w, fence)
   local standing = redis.pcall('ZRANGE', q, 0, 0) -- mostly nobody
   if not standing.err and #standing > 0 then
-    local ok, granted = pcall(grant, k, f, q, w, fence)
-    if ok and granted then return end
+    local ok, granted, untold = pcall(grant, k, f, q, w, fence)
+    if ok and granted then return untold end
   end
   redis.call('DEL', k) -- nobody waits, or granting failed: released all the same
 end
@@ -200,25 +203,26 @@ function ops.renew(k, owner, fence, ttl)
   return {'renewed'}
 end
 
--- {'released'} {'gone'}
+-- {'released', why the next one could not be told or nil} {'gone'}
 function ops.release(k, f, q, w, owner)
   local value, foreign = try('GET', k)
   local fence = fence_of(value, owner)
-  if not fence then leave(q, w, owner) end -- who holds stands in no line
+  if fence then return {'released', give(k, f, q, w, fence)} end -- who holds stands in no line
+  leave(q, w, owner)
   -- who leaves the line before a free key passes its turn on: the next one may not stay until it would ask again
-  if fence or not value and not foreign then give(k, f, q, w, fence) end
-  return {fence and 'released' or 'gone'}
+  if not value and not foreign then give(k, f, q, w) end
+  return {'gone'}
 end
 
--- whoever holds it, also another program's lock. {'released'} {'gone'}
+-- whoever holds it, also another program's lock. Answers as a release
 function ops.force(k, f, q, w)
   local value, foreign = try('GET', k)
   if foreign then fail('WRONGTYPE the key holds something that is no lease and no lock') end
   if not value then return {'gone'} end
   local _, inbox, fence = ours(value)
-  give(k, f, q, w, fence)
-  if fence then tell(inbox, 'forced ' .. fence .. ' ' .. k) end
-  return {'released'}
+  local untold = give(k, f, q, w, fence)
+  if fence then untold = tell(inbox, 'forced ' .. fence .. ' ' .. k) or untold end
+  return {'released', untold}
 end
 
 -- {'free'} {'holds', ms or -1, waiters, label or '', fence or ''}

@@ -180,6 +180,11 @@ impl Answer {
         }
     }
 
+    /// Why the server would not tell the next owner, if so: it owns the key all the same.
+    pub(super) fn untold(&self) -> Option<ServerError> {
+        (self.name() == "released" && self.0.len() > 1).then(|| ServerError::new(&self.text(1)))
+    }
+
     pub(super) fn holding(&self) -> Result<Option<Holding>, StoreError> {
         match self.name() {
             "free" => Ok(None),
