@@ -1,5 +1,6 @@
 //! The process is stopped past its lease and goes on: not one more step of its work, and nothing of its successor's is
 //! touched.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 #![cfg(unix)]
 mod support;
 use leasehold::{Error, Leases};
@@ -66,7 +67,7 @@ async fn stopped_and_succeeded(child: &mut Child, server: &Server) {
 async fn a_process_that_was_stopped_past_its_lease_does_not_poll_its_work_once_more() {
     if let Some(url) = child::told() {
         let leases = Leases::builder().ttl(TTL).connect(&url).await.unwrap();
-        let error = leases.with_lease("k", |_| told_work()).await.map(|()| ()).unwrap_err();
+        let error = leases.with_lease("k", |_| told_work()).await.unwrap_err();
         child::says(format_args!("lost {}", error.lost().unwrap().fence));
         leases.shutdown().await;
         return;
@@ -83,7 +84,7 @@ async fn a_stopped_process_of_one_thread_does_not_poll_its_work_once_more_and_it
         let mut lock = leases.lock("k");
         lock.lock().await.unwrap();
         let fence = lock.fence().unwrap();
-        let error = lock.view().unwrap().guard(told_work()).await.map(|()| ()).unwrap_err();
+        let error = lock.view().unwrap().guard(told_work()).await.unwrap_err();
         assert_eq!(error.lost().unwrap().fence, fence);
         assert!(!lock.is_held() && lock.fence().is_none());
         assert!(matches!(lock.unlock().await, Err(Error::Lost(_))));
