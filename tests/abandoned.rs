@@ -1,4 +1,5 @@
 //! Acquisitions whose answer is lost or late, and acquisitions that nobody waits for any more.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Leases, Released, Wait};
 use std::time::{Duration, Instant};

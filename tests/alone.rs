@@ -1,5 +1,6 @@
 //! What can only be tried in a process of one thread: a suspension of the machine, and a fork. A program of its own, for
 //! the usual harness runs each test on a second thread.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 #[cfg(target_os = "linux")]
 mod support;
 

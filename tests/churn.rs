@@ -1,4 +1,5 @@
 //! Load and faults at once: nobody overlaps, nobody notices, no key is ever without its TTL.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Error, Leases, Wait};
 use std::{

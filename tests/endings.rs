@@ -1,4 +1,5 @@
 //! How leases end: releases that are slow, late, repeated or stale, and what they leave to the next owner.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Error, LeaseState, Leases, LossReason, Released, Wait};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! Bad input: a typed error at once, that names the setting and the rule, and nothing left behind.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Error, Invalid, Leases, Result, StoreError, Wait};
 use std::{

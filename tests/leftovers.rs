@@ -1,4 +1,5 @@
 //! Nothing outlives its use: neither in Redis nor in this process.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Leases, Wait, store::redis::RedisStore};
 use std::time::Duration;

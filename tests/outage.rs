@@ -1,4 +1,5 @@
 //! The server is silent, unreachable or dead: the work stops in time all the same, and nobody hangs.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Error, LeaseState, Leases, LossReason, Result};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! Leases and the runtimes that use them: blocked, ended, one after another.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Leases, Released};
 use std::{

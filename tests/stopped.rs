@@ -1,5 +1,6 @@
 //! The process is stopped past its lease and goes on: not one more step of its work, and nothing of its successor's is
 //! touched.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 #![cfg(unix)]
 mod support;
 use leasehold::{Error, Leases};

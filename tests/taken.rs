@@ -1,4 +1,5 @@
 //! The key is not ours any more: the loss is known at the next renewal, and what is another's is left alone.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{Error, Lease, Leases, LossReason, StoreError};
 use std::time::Duration;

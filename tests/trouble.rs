@@ -1,4 +1,5 @@
 //! One renewal goes wrong: the lease is at risk for a moment, and no work notices.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod support;
 use leasehold::{LeaseState, Leases};
 use std::{future::Future, time::Duration};

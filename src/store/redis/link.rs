@@ -277,7 +277,7 @@ impl Carrier {
     /// A new connection, as soon as there is one; `None` when nobody can ask any more.
     async fn connect(&mut self) -> Option<Wire> {
         loop {
-            let pause = pause(self.failures);
+            let pause = pause(self.failures, self.patience);
             if !pause.is_zero() {
                 self.meanwhile(tokio::time::sleep(pause)).await?;
             }
@@ -354,9 +354,10 @@ async fn answered(lists: &mut VecDeque<List>) -> (List, Result<Reply, Failure>) 
     .await
 }
 
-/// None before the first attempt, then longer and longer, and never the same for everybody.
-fn pause(failures: u32) -> Duration {
-    let (first, longest) = PAUSE;
+/// None before the first attempt, then longer and longer, and never the same for everybody. Short against the patience,
+/// which is short where leases are: a server that comes back in time for a last renewal has to be found in time for it.
+fn pause(failures: u32, patience: Duration) -> Duration {
+    let (first, longest) = (PAUSE.0, PAUSE.1.min(patience / 4).max(PAUSE.0));
     match failures {
         0 | 1 => Duration::ZERO,
         n => (first * 2_u32.saturating_pow(n - 2)).min(longest).mul_f64(0.5 + fastrand::f64() / 2.0),
@@ -368,11 +369,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_attempt_is_at_once_and_the_pauses_grow_up_to_a_second() {
-        assert_eq!(pause(1), Duration::ZERO);
+    fn the_first_attempt_is_at_once_and_the_pauses_grow_up_to_a_second_or_a_quarter_of_the_patience() {
+        let long = Duration::from_secs(4);
+        assert_eq!(pause(1, long), Duration::ZERO);
+        for patience in [Duration::from_millis(20), Duration::from_millis(400)] {
+            let most = (patience / 4).max(PAUSE.0);
+            assert!(pause(100, patience) <= most && pause(100, patience) >= most / 2);
+        }
         for failures in 2..100 {
             let most = Duration::from_millis(20 << (failures - 2).min(6)).min(Duration::from_secs(1));
-            let pause = pause(failures);
+            let pause = pause(failures, long);
             assert!(pause <= most && pause >= most / 2, "{pause:?} after {failures}");
         }
     }
