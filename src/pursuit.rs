@@ -170,7 +170,11 @@ impl Pursuit {
             }
             Ok(answer) => {
                 self.unanswered.retain(|(other, _)| *other != sent);
-                Ok(self.understand(sent, answer))
+                // The end of the wait left it little time: what was known before stands.
+                let known = (cut_short && answer == Claimed::Late).then(|| self.obstacle.take()).flatten();
+                let lease = self.understand(sent, answer);
+                self.obstacle = known.or(self.obstacle.take());
+                Ok(lease)
             }
         }
     }

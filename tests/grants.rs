@@ -8,7 +8,7 @@ use leasehold::{
 };
 use std::{
     collections::VecDeque,
-    future::pending,
+    future::{Future, pending},
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -114,7 +114,7 @@ impl Counter {
     }
     /// The next claim, when it comes.
     async fn claim(&mut self) -> Asked {
-        self.claims.recv().await.unwrap()
+        within(self.claims.recv()).await.unwrap()
     }
     fn grant(&self, owner: &str, fence: u64) {
         assert!(self.seen.to.get().unwrap().granted(owner, fence, PRESENCE));
@@ -140,8 +140,13 @@ async fn assert_still_waits(waiting: &JoinHandle<Result<Lease>>) {
     assert!(!waiting.is_finished());
 }
 
+/// Panics after an hour, which is no time when paused.
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(3600 * SECOND, future).await.unwrap()
+}
+
 async fn lease(waiting: JoinHandle<Result<Lease>>) -> Lease {
-    waiting.await.unwrap().unwrap()
+    within(waiting).await.unwrap().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -509,8 +514,25 @@ async fn a_wait_that_ends_in_trouble_names_the_trouble_and_one_that_recovered_na
                 () = sleep(ms(1)) => {}
             }
         }
-        let error = waiting.await.unwrap().unwrap_err();
+        let error = within(waiting).await.unwrap().unwrap_err();
         assert_eq!(error.is_contended(), recovers, "{error}");
         assert!(recovers || matches!(&error, Error::Store { source, .. } if source.may_pass()), "{error}");
     }
+}
+
+/// The last claim of a wait has little time, so it may come too late though all is well.
+#[tokio::test(start_paused = true)]
+async fn a_last_claim_that_came_too_late_for_its_wait_is_no_trouble_of_the_stores() {
+    let mut counter = counter();
+    let waiting = tokio::spawn(counter.leases.lease("k").wait(ms(1200)).acquire());
+    counter.claim().await.queued(7);
+    counter.claim().await.answer(Claimed::Late);
+    let error = within(async {
+        tokio::select! {
+            error = waiting => error.unwrap().unwrap_err(),
+            () = async { loop { counter.claim().await.answer(Claimed::Late) } } => unreachable!(),
+        }
+    });
+    let error = error.await;
+    assert!(matches!(&error, Error::Contended { holder: Some(label), .. } if &**label == "holder"), "{error}");
 }
