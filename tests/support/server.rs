@@ -196,7 +196,11 @@ fn answers(child: &mut Child, port: u16) -> bool {
             return false;
         }
         let ours = format!("process_id:{}\r", child.id());
-        match Connection::open(port).map(|mut side| side.try_cmd(&["INFO", "server"])) {
+        match Connection::open(port).map(|mut side| side.try_cmd(&["INFO"])) {
+            // It says this much also while it loads what it had on disk.
+            Ok(Ok(info)) if info.text().is_some_and(|i| i.contains("loading:1\r")) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             Ok(Ok(info)) => return info.text().is_some_and(|i| i.contains(&ours)),
             // It asks for a password, so it is up; and it is ours, for another's would have kept ours from binding.
             Ok(Err(e)) if e.starts_with("NOAUTH") => return true,
