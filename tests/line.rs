@@ -400,7 +400,7 @@ async fn no_wall_clock_of_ours_is_ever_sent() {
     for (n, words) in claims.iter().enumerate() {
         for word in words.iter().filter_map(|word| word.parse::<u64>().ok()) {
             let in_milliseconds = word <= 3000;
-            let on_the_servers_clock = word >= 1_000_000_000 && word < HOUR + 60_000_000;
+            let on_the_servers_clock = (1_000_000_000..HOUR + 60_000_000).contains(&word);
             assert!(in_milliseconds || on_the_servers_clock, "claim {n}: {words:?}");
         }
     }

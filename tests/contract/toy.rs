@@ -295,8 +295,13 @@ impl Store for Toy {
                 }
                 Ok(Freed::Released)
             }
-            _ if self.has(ReleaseAlwaysSaysReleased) => Ok(Freed::Released),
-            _ => Ok(Freed::Gone),
+            Some(_) if self.has(ReleaseAlwaysSaysReleased) => Ok(Freed::Released),
+            Some(_) => Ok(Freed::Gone),
+            // Who leaves a line before a free key passes its turn on.
+            None => {
+                self.give(kept);
+                Ok(if self.has(ReleaseAlwaysSaysReleased) { Freed::Released } else { Freed::Gone })
+            }
         }
     }
 
