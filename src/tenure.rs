@@ -217,6 +217,7 @@ impl Tenure {
                 return lost;
             }
             tokio::select! {
+                biased;
                 () = ended => {}
                 () = self.clock().sleep_until(self.valid_until()) => {}
             }

@@ -20,31 +20,50 @@ pub(crate) enum Word {
 /// Everybody in this process who waits. A word only speeds things up: whoever waits also asks, so one for somebody who
 /// isn't here can be dropped. Whoever left has sent a release, and that hands on what was granted meanwhile.
 #[derive(Clone, Default)]
-pub(crate) struct Waiting(Arc<Mutex<HashMap<Uuid, mpsc::UnboundedSender<Word>>>>);
+pub(crate) struct Waiting(Arc<Mutex<Room>>);
+
+#[derive(Default)]
+struct Room {
+    waiters: HashMap<Uuid, Waiter>,
+    came: u64,
+}
+
+struct Waiter {
+    /// They are told in the order in which they came.
+    turn: u64,
+    words: mpsc::UnboundedSender<Word>,
+}
 
 impl Waiting {
     /// Begins to listen for words to this owner, until the listener is dropped.
     pub(crate) fn listen(&self, owner: &Owner) -> Listener {
         let (sender, words) = mpsc::unbounded_channel();
-        self.lock().insert(*owner.id(), sender);
+        let mut room = self.lock();
+        room.came += 1;
+        let waiter = Waiter { turn: room.came, words: sender };
+        room.waiters.insert(*owner.id(), waiter);
+        drop(room);
         Listener { waiting: self.clone(), id: *owner.id(), words }
     }
 
     pub(crate) fn granted(&self, owner: &str, fence: u64, length: Duration) {
         let Some(id) = owner.rsplit('/').next().and_then(|id| Uuid::try_parse(id).ok()) else { return };
-        if let Some(waiter) = self.lock().get(&id) {
+        if let Some(waiter) = self.lock().waiters.get(&id) {
             // It fails when the waiter is just leaving.
-            let _ = waiter.send(Word::Granted { fence, length });
+            let _ = waiter.words.send(Word::Granted { fence, length });
         }
     }
 
     pub(crate) fn ask_all(&self) {
-        for waiter in self.lock().values() {
-            let _ = waiter.send(Word::Ask);
+        let room = self.lock();
+        let mut waiters: Vec<_> = room.waiters.values().collect();
+        waiters.sort_unstable_by_key(|waiter| waiter.turn);
+        for waiter in waiters {
+            let _ = waiter.words.send(Word::Ask);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, mpsc::UnboundedSender<Word>>> {
+    fn lock(&self) -> MutexGuard<'_, Room> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -69,7 +88,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.waiting.lock().remove(&self.id);
+        self.waiting.lock().waiters.remove(&self.id);
     }
 }
 
@@ -92,6 +111,6 @@ mod tests {
         drop((at_a, at_b));
         waiting.granted(&a.secret(), 8, Duration::from_secs(3));
         waiting.granted("nobody of ours", 8, Duration::from_secs(3));
-        assert!(waiting.lock().is_empty());
+        assert!(waiting.lock().waiters.is_empty());
     }
 }

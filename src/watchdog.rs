@@ -53,9 +53,11 @@ async fn watch(engine: Arc<Engine>, generation: u64) {
         // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.
         let until = engine.schedule.look_at(now.after(LOOK));
         tokio::select! {
+            // Each turn does all that is due, so none of these keeps the others waiting.
+            biased;
+            Some(done) = under_way.join_next(), if !under_way.is_empty() => note(done),
             () = wake.notified() => {}
             () = engine.clock.sleep_until(until), if until != Moment::NEVER => {}
-            Some(done) = under_way.join_next(), if !under_way.is_empty() => note(done),
         }
     }
 }
@@ -92,6 +94,7 @@ async fn renew(engine: Arc<Engine>, tenures: Vec<Arc<Tenure>>) {
     let asked = tenures.len();
     let mut list = List { sent: engine.clock.now(), waiting: tenures.into_iter() };
     tokio::select! {
+        biased;
         answers = engine.store.renew_all(&renewals) => {
             if answers.len() != asked {
                 tracing::error!("a store gave {} answers to {asked} renewals", answers.len());
