@@ -35,7 +35,7 @@ pub(crate) struct Engine {
     retired: AtomicBool,
     /// When the watchdog last looked.
     beat: AtomicU64,
-    host: Host,
+    pub(crate) host: Host,
 }
 
 impl Engine {

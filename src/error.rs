@@ -6,6 +6,9 @@ use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc, time::Duration}
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// One error for every call, so that `?` works everywhere.
+///
+/// Its text says what was attempted; what the store said is its source. Print the chain (`{:#}` with anyhow), or
+/// the `source` of [`Error::Store`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -137,6 +140,13 @@ pub enum LossReason {
     Shutdown,
     /// It was released, by the handle that owned it.
     Released,
+}
+
+impl LossReason {
+    /// The store has said that the key is not this owner's; otherwise it may still be, there.
+    pub(crate) fn is_the_stores_word(&self) -> bool {
+        matches!(self, LossReason::Expired | LossReason::Taken | LossReason::Forced)
+    }
 }
 
 impl fmt::Display for LossReason {

@@ -6,8 +6,14 @@ use crate::{
     store::{Freed, Owner},
     tenure::Settling,
 };
-use std::{sync::Arc, time::Duration};
-use tokio::sync::watch;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::sync::Notify;
 
 /// An owner-checked release that the watchdog sends. Making one needs no runtime and never blocks, so `Drop` can.
 pub(crate) struct Farewell {
@@ -93,27 +99,41 @@ impl Goodbye<'_> {
     }
 }
 
-/// How many releases are under way.
+/// What a shutdown has to wait for: releases under way, and acquisitions that may leave something to release.
+#[derive(Clone, Default)]
+pub(crate) struct Partings(Arc<Count>);
+
 #[derive(Default)]
-pub(crate) struct Partings(watch::Sender<usize>);
+struct Count {
+    under_way: AtomicUsize,
+    none: Notify,
+}
 
 impl Partings {
     pub(crate) fn begin(&self) -> Parting {
-        self.0.send_modify(|n| *n += 1);
+        self.0.under_way.fetch_add(1, Ordering::AcqRel);
         Parting(self.0.clone())
     }
 
-    /// Returns when none is.
+    /// Returns when none is under way.
     pub(crate) async fn over(&self) {
-        // The sender is ours, so it can't close under us.
-        let _ = self.0.subscribe().wait_for(|n| *n == 0).await;
+        loop {
+            // Registered before the look.
+            let none = self.0.none.notified();
+            if self.0.under_way.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            none.await;
+        }
     }
 }
 
-pub(crate) struct Parting(watch::Sender<usize>);
+pub(crate) struct Parting(Arc<Count>);
 
 impl Drop for Parting {
     fn drop(&mut self) {
-        self.0.send_modify(|n| *n -= 1);
+        if self.0.under_way.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.none.notify_waiters();
+        }
     }
 }

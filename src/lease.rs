@@ -1,6 +1,7 @@
 //! The held lease: its state, its checks, its release.
 use crate::{
     Key, Result,
+    clock::Moment,
     error::{Error, LossReason, Lost},
     guard::Guard,
     store::{FencedWrite, Freed},
@@ -108,13 +109,15 @@ impl LeaseView {
     /// # let (rows, write) = (vec![1, 2, 3], |_: u32| {});
     /// let lease = leases.lease("import").acquire().await?;
     /// let view = lease.view();
-    /// tokio::task::spawn_blocking(move || -> leasehold::Result<()> {
+    /// let import = tokio::task::spawn_blocking(move || -> leasehold::Result<()> {
     ///     for row in rows {
     ///         view.ensure_held()?;
     ///         write(row);
     ///     }
     ///     Ok(())
     /// });
+    /// import.await.expect("it does not panic")?;
+    /// lease.release().await?;
     /// # Ok(()) }
     /// ```
     ///
@@ -256,10 +259,10 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let tenure = &self.view.tenure;
         let ended = tenure.end();
-        // What the store said is somebody else's or gone needs no release, unless a claim of ours is still on its way; what
-        // merely ran out here may still be ours there.
-        let theirs = matches!(ended, Err(LossReason::Expired | LossReason::Taken | LossReason::Forced));
-        let echo = tenure.clock().now() < tenure.echo_until;
+        // What the store said is somebody else's or gone needs no release, unless a claim of ours was still on its way as we
+        // got the key: that may have taken it again since. What merely ran out here may still be ours there.
+        let theirs = ended.is_err_and(|reason| reason.is_the_stores_word());
+        let echo = tenure.echo_until > Moment(0);
         if self.parted || theirs && !echo {
             return;
         }

@@ -2,7 +2,7 @@
 use crate::{
     CancellationToken, Clock, Key, LeaseRequest, Lock, Result,
     engine::{EXCHANGE, Engine, Keeper},
-    error::{Error, Invalid, LossReason},
+    error::{Error, Invalid},
     host::Host,
     settings::{Settings, Wait},
     store::{
@@ -179,30 +179,8 @@ impl Leases {
     /// has its lease's grace to finish and is dropped after it; then everything is released. Returns when that is done, or
     /// when the store doesn't confirm it in time: then the TTLs free the keys. Dropped midway, it goes on.
     pub async fn shutdown(&self) {
-        let engine = &self.keeper;
-        engine.closing.cancel();
-        // The runtime that the watchdog lived on may have ended, and somebody has to send the releases.
-        if let Err(error) = engine.watched() {
-            tracing::warn!(%error, "nothing can be released here");
-            return;
-        }
-        let tenures = engine.schedule.all();
-        let now = engine.clock.now();
-        for tenure in &tenures {
-            tenure.cap(now.after(tenure.plan.grace), LossReason::Shutdown);
-        }
-        let mut patience = EXCHANGE;
-        for tenure in &tenures {
-            patience = patience.max(tenure.plan.attempt * 4);
-            let lost = tenure.over().await;
-            if lost.reason == LossReason::Shutdown {
-                // Its handle may never be dropped.
-                tenure.bid_farewell();
-            }
-        }
-        if tokio::time::timeout(patience, engine.partings.over()).await.is_err() {
-            tracing::warn!("shut down, but not every release was confirmed; the TTLs will free the keys");
-        }
+        let patience = self.defaults.plan().map_or(EXCHANGE, |plan| EXCHANGE.max(plan.attempt * 4));
+        self.keeper.shut_down(patience).await;
     }
 
     /// How long ago the watchdog last looked at its leases. While there are any, it looks at least once a second.

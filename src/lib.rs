@@ -51,6 +51,10 @@
 //! ([`Error::Lost`], with the [`LossReason`]), something has to be set differently ([`Error::Invalid`]), or the store failed
 //! ([`Error::Store`]), and then whether that may pass.
 //!
+//! # Runtime
+//!
+//! A tokio runtime with its timer on (`enable_time`). Requests, locks and guards can be made outside of one, and dropped.
+//!
 //! # Where leases are kept
 //!
 //! On a Redis server ([`Leases::connect`]), in this process ([`Leases::in_memory`]: tests, examples), or in a [`Store`] of your
@@ -78,6 +82,7 @@ mod pursuit;
 mod request;
 mod schedule;
 mod settings;
+mod shutdown;
 pub mod store;
 mod tenure;
 mod term;

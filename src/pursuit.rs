@@ -4,7 +4,7 @@ use crate::{
     clock::Moment,
     engine::Keeper,
     error::{Error, StoreError},
-    farewell::Farewell,
+    farewell::{Farewell, Parting},
     lease::Lease,
     settings::{Plan, Wait},
     store::{Claim, Claimed, Owner, Ticket},
@@ -34,6 +34,8 @@ pub(crate) struct Pursuit {
     ask_at: Moment,
     /// When a wait without end was last complained of.
     complained: Moment,
+    /// A shutdown waits for this, and then for the farewell that may come of it.
+    _parting: Parting,
 }
 
 /// The place in the line, and what has to be known to date a grant (rule C2 of the protocol).
@@ -69,6 +71,8 @@ impl Pursuit {
     pub(crate) fn new(keeper: Arc<Keeper>, key: Key, plan: Plan) -> Result<Self> {
         let owner = Owner::draw(&keeper.identity).map_err(|error| Error::store("acquire", &key, error))?;
         let started = keeper.clock().now();
+        // Before `catch` looks whether there is a shutdown.
+        let parting = keeper.partings.begin();
         Ok(Pursuit {
             keeper,
             plan,
@@ -82,6 +86,7 @@ impl Pursuit {
             pauses: Pauses::new(term::poll_interval(plan.ttl)),
             ask_at: started,
             complained: started,
+            _parting: parting,
         })
     }
 

@@ -1,6 +1,11 @@
 //! One ownership as this process sees it: what is certain, until when, and what comes next.
 //!
 //! Everything that can end a lease meets here: answers, deadlines, releases and shutdown. Nothing here does I/O.
+mod news;
+mod renewing;
+
+use self::news::News;
+pub(crate) use self::renewing::{Action, COALESCE};
 use crate::{
     Key,
     clock::{Clock, Moment},
@@ -9,8 +14,8 @@ use crate::{
     farewell::Farewell,
     lease::LeaseState,
     settings::Plan,
-    store::{Owner, Renewal, Renewed},
-    term::{self, Term},
+    store::{Owner, Renewal},
+    term::Term,
 };
 use std::{
     sync::{
@@ -69,7 +74,7 @@ struct State {
     /// A renewal was sent, and none has succeeded since.
     awaited: bool,
     /// The last renewal failed, or wasn't answered in time, and what was said.
-    trouble: Option<Option<StoreError>>,
+    trouble: Option<StoreError>,
     /// Where the schedule has us.
     due: Option<Moment>,
     /// Rings when the last renewal in flight is over; made by a release that has to wait for it.
@@ -83,22 +88,6 @@ enum Phase {
     Ending,
     Lost(LossReason),
     Released,
-}
-
-/// What the watchdog has to do for a tenure that is due.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    Renew,
-    Nothing,
-}
-
-/// What changed under the lock and has to be told after it: wakers run other people's code.
-#[derive(Default)]
-#[must_use]
-struct News {
-    cancelled: bool,
-    ended: bool,
-    state: Option<LeaseState>,
 }
 
 impl Tenure {
@@ -187,8 +176,8 @@ impl Tenure {
     pub(crate) fn watch(self: &Arc<Self>) -> watch::Receiver<LeaseState> {
         let sender = self.watch.get_or_init(|| watch::channel(LeaseState::Held).0);
         let receiver = sender.subscribe();
-        let state = self.state();
-        sender.send_if_modified(|seen| std::mem::replace(seen, state.clone()) != state);
+        self.is_valid();
+        self.show(sender);
         receiver
     }
 
@@ -228,130 +217,79 @@ impl Tenure {
         Renewal::new(self.key.clone(), self.owner.clone(), self.fence, self.plan.ttl)
     }
 
-    /// The watchdog's turn: does what is due at `now`, and says whether a renewal has to be sent.
-    pub(crate) fn tick(self: &Arc<Self>, now: Moment) -> Action {
-        let mut state = self.lock();
-        let mut news = self.keep_deadlines(&mut state, now);
-        let mut action = Action::Nothing;
-        // What is due soon travels with what is due now; but a retry has its time, or it would be sent in a tight loop.
-        let calm = state.in_flight == 0 && state.trouble.is_none();
-        let horizon = if calm { now.after(COALESCE) } else { now };
-        if state.phase == Phase::Held && horizon >= state.renew_at {
-            news = self.attempt(&mut state, now);
-            action = Action::Renew;
-        }
-        self.reschedule(&mut state);
-        drop(state);
-        self.tell(news);
-        action
-    }
-
     /// What the watchdog would have done by now, should it be starved. Sends nothing.
     fn catch_up(self: &Arc<Self>, now: Moment) {
-        let mut state = self.lock();
-        let news = self.keep_deadlines(&mut state, now);
-        self.reschedule(&mut state);
-        drop(state);
-        self.tell(news);
+        self.change(|state| ((), self.keep_deadlines(state, now)));
     }
 
     fn keep_deadlines(&self, state: &mut State, now: Moment) -> News {
-        if !matches!(state.phase, Phase::Held | Phase::Ending) {
+        if !state.is_live() {
             return News::default();
         }
+        let capped = state.cap.as_ref().filter(|(at, _)| *at <= self.valid_until()).map(|(_, reason)| reason.clone());
         if now >= self.valid_until() {
-            let reason = match &state.cap {
-                Some((at, reason)) if *at <= self.valid_until() => reason.clone(),
-                _ => LossReason::Deadline { last: state.trouble.clone().flatten() },
-            };
+            let reason = capped.unwrap_or_else(|| LossReason::Deadline { last: state.trouble.clone() });
             return self.lose(state, reason);
         }
         if state.phase == Phase::Held && now.0 >= self.cancel_at.load(Ordering::Acquire) {
-            return self.stop(state);
+            state.phase = Phase::Ending;
+            state.renew_at = Moment::NEVER;
+            self.cancel_at.store(u64::MAX, Ordering::Release);
+            return News::ending(capped);
         }
         News::default()
     }
 
-    /// A renewal is about to be sent; the next follows when this one has had its time.
-    fn attempt(&self, state: &mut State, now: Moment) -> News {
-        let news = if std::mem::replace(&mut state.awaited, true) && state.in_flight > 0 {
-            let silent = StoreError::unavailable("a renewal was not answered in time");
-            self.trouble(state, silent)
-        } else {
-            News::default()
-        };
-        let patience = term::patience(now, Moment(self.cancel_at.load(Ordering::Acquire)), self.plan.attempt);
-        state.renew_at = if patience < SHORTEST { Moment::NEVER } else { now.after(patience) };
-        state.in_flight += 1;
-        news
+    fn lose(&self, state: &mut State, reason: LossReason) -> News {
+        state.phase = Phase::Lost(reason.clone());
+        self.close();
+        News::lost(reason)
     }
 
-    /// The answer to a renewal sent at `sent`; `None` when there was none.
-    pub(crate) fn answered(self: &Arc<Self>, sent: Moment, answer: Option<Result<Renewed, StoreError>>) {
+    /// Ends the lease at `at` at the latest, for `reason`; the token fires one grace before.
+    pub(crate) fn cap(self: &Arc<Self>, at: Moment, reason: LossReason) {
         let now = self.clock().now();
-        let mut state = self.lock();
-        state.in_flight = state.in_flight.saturating_sub(1);
-        if state.in_flight == 0
-            && let Some(settled) = state.settled.take()
-        {
-            settled.notify_waiters();
-            settled.notify_one();
-        }
-        let live = matches!(state.phase, Phase::Held | Phase::Ending);
-        let news = match answer {
-            Some(Ok(Renewed::Gone)) if live => self.lose(&mut state, LossReason::Expired),
-            Some(Ok(Renewed::Taken)) if live => self.lose(&mut state, LossReason::Taken),
-            _ if state.phase != Phase::Held || state.confirmed.is_some_and(|last| sent <= last) => News::default(),
-            // What has run out stays lost: the token has fired, and others may have been let in.
-            _ if now >= self.valid_until() => self.keep_deadlines(&mut state, now),
-            Some(Ok(_)) => self.renewed(&mut state, sent),
-            Some(Err(error)) => self.failed(&mut state, error, now),
-            None => self.failed(&mut state, StoreError::unavailable("a renewal was not answered"), now),
-        };
-        self.reschedule(&mut state);
-        drop(state);
-        self.tell(news);
+        self.change(|state| {
+            if !state.is_live() || state.cap.as_ref().is_some_and(|(had, _)| *had <= at) {
+                return ((), News::default());
+            }
+            state.cap = Some((at, reason));
+            if at < self.valid_until() {
+                self.valid_until.store(at.0, Ordering::Release);
+            }
+            if state.phase == Phase::Held {
+                self.cancel_at.fetch_min(at.before(self.plan.grace).0, Ordering::AcqRel);
+            }
+            ((), self.keep_deadlines(state, now))
+        });
     }
 
-    fn renewed(&self, state: &mut State, sent: Moment) -> News {
-        let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
-        (state.confirmed, state.awaited) = (Some(sent), false);
-        let extended = self.extend(state, &term);
-        if !self.can_gain(state) {
-            state.renew_at = Moment::NEVER;
-        } else if extended {
-            state.renew_at = term.renew_at();
-        }
-        let mut news = News::default();
-        if state.trouble.take().is_some() {
-            tracing::info!(key = %self.key, fence = self.fence, valid_for = ?self.valid_for(), "lease renewed late");
-            news.state = Some(LeaseState::Held);
-        }
-        news
+    /// Somebody released it by force, and the store said so.
+    pub(crate) fn forced(self: &Arc<Self>) {
+        self.change(|state| {
+            let news = if state.is_live() { self.lose(state, LossReason::Forced) } else { News::default() };
+            ((), news)
+        });
     }
 
-    fn failed(&self, state: &mut State, error: StoreError, now: Moment) -> News {
-        let patience = term::patience(now, Moment(self.cancel_at.load(Ordering::Acquire)), self.plan.attempt);
-        if patience >= SHORTEST {
-            // With jitter: a server that comes back should not be met by everybody at once.
-            state.renew_at = state.renew_at.min(now.after(patience.mul_f64(0.25 + fastrand::f64() / 4.0)));
-        }
-        self.trouble(state, error)
-    }
-
-    fn trouble(&self, state: &mut State, error: StoreError) -> News {
-        let mut news = News::default();
-        if state.trouble.is_none() {
-            tracing::warn!(key = %self.key, fence = self.fence, valid_for = ?self.valid_for(), %error, "lease at risk");
-            news.state = Some(LeaseState::AtRisk);
-        }
-        state.trouble = Some(Some(error));
-        news
-    }
-
-    /// Whether another renewal could move the end of validity.
-    fn can_gain(&self, state: &State) -> bool {
-        self.plan.renews && state.cap.as_ref().is_none_or(|(at, _)| *at > self.valid_until())
+    /// The handle is done with it: renewal stops here, whatever becomes of the release.
+    ///
+    /// # Errors
+    /// How it was lost, if it was lost before.
+    pub(crate) fn end(self: &Arc<Self>) -> Result<(), LossReason> {
+        let now = self.clock().now();
+        self.change(|state| {
+            let news = self.keep_deadlines(state, now);
+            match &state.phase {
+                Phase::Lost(reason) => (Err(reason.clone()), news),
+                Phase::Released => (Ok(()), news),
+                Phase::Held | Phase::Ending => {
+                    state.phase = Phase::Released;
+                    self.close();
+                    (Ok(()), News::released())
+                }
+            }
+        })
     }
 
     /// Moves the deadlines, never back. Whether they moved.
@@ -365,63 +303,6 @@ impl Tenure {
         self.cancel_at.store(cancel_at.0, Ordering::Release);
         self.valid_until.store(valid_until.0, Ordering::Release);
         true
-    }
-
-    /// Ends the lease at `at` at the latest, for `reason`; the token fires one grace before.
-    pub(crate) fn cap(self: &Arc<Self>, at: Moment, reason: LossReason) {
-        let now = self.clock().now();
-        let mut state = self.lock();
-        let live = matches!(state.phase, Phase::Held | Phase::Ending);
-        if !live || state.cap.as_ref().is_some_and(|(had, _)| *had <= at) {
-            return;
-        }
-        state.cap = Some((at, reason));
-        if at < self.valid_until() {
-            self.valid_until.store(at.0, Ordering::Release);
-        }
-        if state.phase == Phase::Held {
-            self.cancel_at.fetch_min(at.before(self.plan.grace).0, Ordering::AcqRel);
-        }
-        let news = self.keep_deadlines(&mut state, now);
-        self.reschedule(&mut state);
-        drop(state);
-        self.tell(news);
-    }
-
-    /// Somebody released it by force, and the store said so.
-    pub(crate) fn forced(self: &Arc<Self>) {
-        let mut state = self.lock();
-        if !matches!(state.phase, Phase::Held | Phase::Ending) {
-            return;
-        }
-        let news = self.lose(&mut state, LossReason::Forced);
-        self.reschedule(&mut state);
-        drop(state);
-        self.tell(news);
-    }
-
-    /// The handle is done with it: renewal stops here, whatever becomes of the release.
-    ///
-    /// # Errors
-    /// How it was lost, if it was lost before.
-    pub(crate) fn end(self: &Arc<Self>) -> Result<(), LossReason> {
-        let now = self.clock().now();
-        let mut state = self.lock();
-        let mut news = self.keep_deadlines(&mut state, now);
-        let result = match &state.phase {
-            Phase::Lost(reason) => Err(reason.clone()),
-            Phase::Released => Ok(()),
-            Phase::Held | Phase::Ending => {
-                state.phase = Phase::Released;
-                self.close();
-                news = News { cancelled: true, ended: true, state: Some(LeaseState::Released) };
-                Ok(())
-            }
-        };
-        self.reschedule(&mut state);
-        drop(state);
-        self.tell(news);
-        result
     }
 
     /// Something to wait for before a release is sent, when a renewal is in flight: at most as long as one attempt may
@@ -447,46 +328,20 @@ impl Tenure {
         });
     }
 
-    fn stop(&self, state: &mut State) -> News {
-        state.phase = Phase::Ending;
-        state.renew_at = Moment::NEVER;
-        self.cancel_at.store(u64::MAX, Ordering::Release);
-        let ends = state.cap.as_ref().filter(|(at, _)| *at <= self.valid_until()).map(|(_, reason)| reason);
-        match ends {
-            Some(reason) => {
-                tracing::info!(key = %self.key, fence = self.fence, %reason, "lease ending: work is told to stop")
-            }
-            None => {
-                tracing::warn!(key = %self.key, fence = self.fence, valid_for = ?self.valid_for(), "lease ending: work is told to stop")
-            }
-        }
-        News { cancelled: true, ..News::default() }
-    }
-
-    fn lose(&self, state: &mut State, reason: LossReason) -> News {
-        tracing::warn!(key = %self.key, fence = self.fence, %reason, "lease lost");
-        state.phase = Phase::Lost(reason);
-        self.close();
-        News { cancelled: true, ended: true, state: Some(state.shown()) }
-    }
-
     fn close(&self) {
         self.valid_until.store(0, Ordering::Release);
         self.cancel_at.store(u64::MAX, Ordering::Release);
     }
 
-    fn tell(&self, news: News) {
-        if news.cancelled
-            && let Some(token) = self.token.get()
-        {
-            token.cancel();
-        }
-        if news.ended {
-            self.ended.notify_waiters();
-        }
-        if let (Some(state), Some(watch)) = (news.state, self.watch.get()) {
-            watch.send_replace(state);
-        }
+    /// Changes the state under its lock. Then the tenure moves to where it is due next, and the news are told: not under the
+    /// lock, for wakers and whoever writes the log are other people's code.
+    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> (T, News)) -> T {
+        let mut state = self.lock();
+        let (result, news) = change(&mut state);
+        self.reschedule(&mut state);
+        drop(state);
+        self.tell(news);
+        result
     }
 
     /// Puts the tenure where it is due next, or takes it out when nothing is.
@@ -508,12 +363,6 @@ impl Tenure {
     }
 }
 
-/// Renewals that fall due this close together travel together.
-pub(crate) const COALESCE: Duration = Duration::from_millis(10);
-
-/// An attempt shorter than this isn't made: the cancellation is upon us.
-const SHORTEST: Duration = Duration::from_millis(1);
-
 /// The end of the renewals in flight.
 pub(crate) struct Settling {
     settled: Arc<Notify>,
@@ -528,6 +377,10 @@ impl Settling {
 }
 
 impl State {
+    fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Held | Phase::Ending)
+    }
+
     fn shown(&self) -> LeaseState {
         match &self.phase {
             Phase::Held | Phase::Ending if self.trouble.is_some() => LeaseState::AtRisk,

@@ -44,10 +44,12 @@ async fn watch(engine: Arc<Engine>, generation: u64) {
         for list in due_lists(&engine, now) {
             under_way.spawn(renew(engine.clone(), list));
         }
+        // Looked at before the farewells are taken: what the last handle says as it goes is still to be said.
+        let retired = engine.is_retired();
         for farewell in engine.take_farewells() {
             under_way.spawn(farewell.say(engine.clone()));
         }
-        if engine.is_retired() && under_way.is_empty() && engine.schedule.len() == 0 {
+        if retired && under_way.is_empty() && engine.schedule.len() == 0 {
             return;
         }
         // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.

@@ -277,3 +277,12 @@ async fn a_permission_that_is_taken_away_is_named_in_the_loss_and_in_the_error()
     let lost = within("the loss", lease.lost()).await;
     assert!(lost.to_string().contains("+eval"), "{lost}");
 }
+
+/// It would answer `CROSSSLOT` to whatever shares a list with another key.
+#[tokio::test]
+async fn a_member_of_a_cluster_is_refused_as_it_connects() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    server.cmd(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let Err(error) = Leases::connect(&server.url()).await else { panic!("it was taken") };
+    assert!(format!("{error:?}").to_lowercase().contains("cluster is not supported"), "{error:?}");
+}

@@ -163,3 +163,28 @@ fn behind_proxy() -> (Server, Proxy) {
     let proxy = Proxy::to(server.port());
     (server, proxy)
 }
+
+/// What was not written yet when its next attempt was made is not written as well: a server that stood still for a while
+/// gets one renewal for each lease when it goes on, not one for each attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_goes_on_is_not_met_by_every_renewal_that_was_tried_meanwhile() {
+    const N: u64 = 2000;
+    let server = Server::start();
+    let leases = Leases::builder().ttl(Duration::from_secs(6)).connect(&server.url()).await.unwrap();
+    let mut acquiring = tokio::task::JoinSet::new();
+    for i in 0..N {
+        acquiring.spawn(leases.lease(format!("k{i}")).acquire());
+    }
+    let mut held = Vec::new();
+    while let Some(lease) = acquiring.join_next().await {
+        held.push(lease.unwrap().unwrap());
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = server.calls("pexpire");
+    server.cmd(&["CLIENT", "PAUSE", "2900"]);
+    tokio::time::sleep(Duration::from_millis(3900)).await;
+    assert!(held.iter().all(|lease| lease.is_held()));
+    // One for each that fell due in the pause, and one for each that fell due after it.
+    let sent = server.calls("pexpire") - before;
+    assert!(sent <= 2 * N, "{sent} renewals for {N} leases");
+}

@@ -14,7 +14,7 @@ use crate::{
     error::StoreError,
 };
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
@@ -311,7 +311,10 @@ impl Carrier {
     fn take(&mut self, asked: Asked) {
         match asked {
             Asked::One(job) => self.queue.push_back(job),
-            Asked::Many(jobs) => self.queue.extend(jobs),
+            Asked::Many(jobs) => {
+                self.drop_what_is_asked_again(&jobs);
+                self.queue.extend(jobs);
+            }
         }
         if self.queue.len() >= self.crowded {
             self.drop_what_nobody_wants();
@@ -328,6 +331,22 @@ impl Carrier {
             }
         }
         self.drop_what_nobody_wants();
+    }
+
+    /// A renewal that was not written before the next attempt at it isn't written at all: a server that stood still for a
+    /// while would get all of them at once, and be late again.
+    fn drop_what_is_asked_again(&mut self, jobs: &[Job]) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let again: HashSet<&str> = jobs.iter().filter_map(|job| job.op.renews()).collect();
+        self.queue.retain_mut(|job| {
+            let keep = job.op.renews().is_none_or(|owner| !again.contains(owner));
+            if !keep {
+                job.answer(Err(StoreError::unavailable("not sent before the next attempt at it")));
+            }
+            keep
+        });
     }
 
     fn drop_what_nobody_wants(&mut self) {

@@ -90,6 +90,14 @@ impl Op {
         Op { verb: Verb::Renew, keys: vec![renewal.key.to_string()], args }
     }
 
+    /// Whose lease this renews, if that is what it does.
+    pub(super) fn renews(&self) -> Option<&str> {
+        match (self.verb, self.args.first()) {
+            (Verb::Renew, Some(Arg::Text(owner))) => Some(owner),
+            _ => None,
+        }
+    }
+
     pub(super) fn release(key: &Key, owner: &Owner) -> Self {
         Op { verb: Verb::Release, keys: of_lease(key), args: vec![Arg::Text(owner.secret())] }
     }

@@ -63,9 +63,7 @@ impl ServerError {
                 refused("the key, or a companion of it, holds something of another type; use another key")
             }
             Some("OOM") => refused("Redis is out of memory; raise maxmemory, or let it evict what is no lease"),
-            Some("CROSSSLOT") => {
-                refused("Redis says that a key's companions are in another slot; report this as a bug")
-            }
+            Some("CROSSSLOT") => refused("the server is a member of a cluster, and Redis Cluster is not supported yet"),
             Some("MOVED" | "ASK") => refused("the server is a member of a cluster that keeps this key elsewhere"),
             Some("FENCE") => {
                 refused("a fence would reach 2^53; the counter was set by hand, so delete the `:fence` key")

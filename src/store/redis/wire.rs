@@ -116,11 +116,13 @@ impl Wire {
         let opened = tokio::time::timeout(CONNECT, async {
             let wire = Wire::connect(address, 32).await.map_err(|e| not_connected(address, e))?;
             let sent = clock.now();
-            match wire.send(Page::ByText, &[], |_| 0).await {
-                Ok(reply) => Ok((wire, sent, reply.time)),
-                Err(Failure::Said(error)) => Err(error.classify()),
-                Err(Failure::Lost(error)) => Err(error),
-            }
+            let reply = match wire.send(Page::ByText, &[], |_| 0).await {
+                Ok(reply) => reply,
+                Err(Failure::Said(error)) => return Err(error.classify()),
+                Err(Failure::Lost(error)) => return Err(error),
+            };
+            wire.refuse_clusters().await?;
+            Ok((wire, sent, reply.time))
         });
         opened.await.unwrap_or_else(|_| Err(silent(address)))
     }
@@ -130,6 +132,19 @@ impl Wire {
         match tokio::time::timeout(CONNECT, Wire::connect(address, room)).await {
             Ok(wire) => wire.map_err(|error| not_connected(address, error)),
             Err(_) => Err(silent(address)),
+        }
+    }
+
+    /// A member of a cluster has only some of the keys, and takes no list whose keys are in different slots. A server that
+    /// does not say what it is, is taken for what it should be.
+    async fn refuse_clusters(&self) -> Result<(), StoreError> {
+        let info = CustomCommand::new_static("INFO", ClusterHash::Random, false);
+        let said: Result<String, FredError> = self.client.custom(info, vec!["cluster"]).await;
+        match said {
+            Ok(info) if info.contains("cluster_enabled:1") => Err(StoreError::refused(
+                "the server is a member of a cluster, and Redis Cluster is not supported yet; name a single server",
+            )),
+            _ => Ok(()),
         }
     }
 

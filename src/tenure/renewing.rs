@@ -1,0 +1,122 @@
+//! The renewals of one lease: when one is due, and what its answer means.
+use super::{News, Phase, State, Tenure};
+use crate::{
+    clock::Moment,
+    error::{LossReason, StoreError},
+    store::Renewed,
+    term::{self, Term},
+};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// Renewals that fall due this close together travel together.
+pub(crate) const COALESCE: Duration = Duration::from_millis(10);
+
+/// An attempt shorter than this isn't made: the cancellation is upon us.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// What the watchdog has to do for a tenure that is due.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Renew,
+    Nothing,
+}
+
+impl Tenure {
+    /// The watchdog's turn: does what is due at `now`, and says whether a renewal has to be sent.
+    pub(crate) fn tick(self: &Arc<Self>, now: Moment) -> Action {
+        self.change(|state| {
+            let news = self.keep_deadlines(state, now);
+            // What is due soon travels with what is due now; but a retry has its time, or it would be sent in a tight loop.
+            let calm = state.in_flight == 0 && state.trouble.is_none();
+            let horizon = if calm { now.after(COALESCE) } else { now };
+            if state.phase == Phase::Held && horizon >= state.renew_at {
+                (Action::Renew, self.attempt(state, now))
+            } else {
+                (Action::Nothing, news)
+            }
+        })
+    }
+
+    /// A renewal is about to be sent; the next follows when this one has had its time.
+    fn attempt(&self, state: &mut State, now: Moment) -> News {
+        let unanswered = std::mem::replace(&mut state.awaited, true) && state.in_flight > 0;
+        let patience = self.patience(now);
+        state.renew_at = if patience < SHORTEST { Moment::NEVER } else { now.after(patience) };
+        state.in_flight += 1;
+        if unanswered {
+            state.trouble(StoreError::unavailable("a renewal was not answered in time"))
+        } else {
+            News::default()
+        }
+    }
+
+    /// The answer to a renewal sent at `sent`; `None` when there was none.
+    pub(crate) fn answered(self: &Arc<Self>, sent: Moment, answer: Option<Result<Renewed, StoreError>>) {
+        let now = self.clock().now();
+        self.change(|state| {
+            state.in_flight = state.in_flight.saturating_sub(1);
+            if state.in_flight == 0
+                && let Some(settled) = state.settled.take()
+            {
+                settled.notify_waiters();
+                settled.notify_one();
+            }
+            let overtaken = state.confirmed.is_some_and(|last| sent <= last);
+            let news = match answer {
+                Some(Ok(Renewed::Gone)) if state.is_live() => self.lose(state, LossReason::Expired),
+                Some(Ok(Renewed::Taken)) if state.is_live() => self.lose(state, LossReason::Taken),
+                _ if state.phase != Phase::Held || overtaken => News::default(),
+                // What has run out stays lost: the token has fired, and others may have been let in.
+                _ if now >= self.valid_until() => self.keep_deadlines(state, now),
+                Some(Ok(_)) => self.renewed(state, sent),
+                Some(Err(error)) => self.failed(state, error, now),
+                None => self.failed(state, StoreError::unavailable("a renewal was not answered"), now),
+            };
+            ((), news)
+        });
+    }
+
+    fn renewed(&self, state: &mut State, sent: Moment) -> News {
+        let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
+        (state.confirmed, state.awaited) = (Some(sent), false);
+        let extended = self.extend(state, &term);
+        if !self.can_gain(state) {
+            state.renew_at = Moment::NEVER;
+        } else if extended {
+            state.renew_at = term.renew_at();
+        }
+        if state.trouble.take().is_some() { News::renewed_late() } else { News::default() }
+    }
+
+    fn failed(&self, state: &mut State, error: StoreError, now: Moment) -> News {
+        let patience = self.patience(now);
+        // While a later one is on its way, that one has its time.
+        if patience >= SHORTEST && state.in_flight == 0 {
+            // With jitter: a server that comes back should not be met by everybody at once.
+            state.renew_at = state.renew_at.min(now.after(patience.mul_f64(0.25 + fastrand::f64() / 4.0)));
+        }
+        state.trouble(error)
+    }
+
+    fn patience(&self, now: Moment) -> Duration {
+        term::patience(now, Moment(self.cancel_at.load(Ordering::Acquire)), self.plan.attempt)
+    }
+
+    /// Whether another renewal could move the end of validity.
+    pub(super) fn can_gain(&self, state: &State) -> bool {
+        self.plan.renews && state.cap.as_ref().is_none_or(|(at, _)| *at > self.valid_until())
+    }
+}
+
+impl State {
+    /// Told when it begins, not each time that it goes on.
+    fn trouble(&mut self, error: StoreError) -> News {
+        match self.trouble.replace(error.clone()) {
+            None => News::at_risk(error),
+            Some(_) => News::default(),
+        }
+    }
+}
