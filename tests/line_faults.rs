@@ -127,7 +127,7 @@ async fn a_waiter_that_was_stopped_when_its_turn_came_is_no_owner_when_it_wakes_
     child.resume();
     // Word of its turn is there, and it stands in line again instead.
     until_waiting(&server, 1).await;
-    assert_eq!(line(&server), [stopped.clone()]);
+    assert_eq!(line(&server), std::slice::from_ref(&stopped));
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(child.unheard(), Vec::<String>::new());
     let fence = lease.fence();
@@ -255,7 +255,7 @@ async fn a_companion_of_another_type_is_a_typed_error_to_those_who_wait_and_stop
         let error = within("it is told", waiting).await.unwrap().unwrap_err();
         assert!(
             matches!(&error, Error::Store { source: StoreError::Refused(_), .. })
-                && format!("{:?}", error).contains("another type"),
+                && format!("{error:?}").contains("another type"),
             "{companion}: {error:?}"
         );
         assert!(held.is_held());
