@@ -255,7 +255,7 @@ async fn a_companion_of_another_type_is_a_typed_error_to_those_who_wait_and_stop
         let error = within("it is told", waiting).await.unwrap().unwrap_err();
         assert!(
             matches!(&error, Error::Store { source: StoreError::Refused(_), .. })
-                && format!("{:?}", error).contains("another type"),
+                && format!("{error:?}").contains("another type"),
             "{companion}: {error:?}"
         );
         assert!(held.is_held());
