@@ -149,7 +149,7 @@ impl Keeper {
     }
 
     pub(crate) fn schedule(&self, tenure: &Arc<Tenure>, from: Option<Moment>, to: Option<Moment>) {
-        self.0.schedule.place(tenure, from, to);
+        self.0.schedule.place(tenure, from, to, self.clock().now());
     }
 
     /// # Errors

@@ -35,8 +35,8 @@ impl Schedule {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Moves a tenure from where it was due to where it is due now.
-    pub(crate) fn place(&self, tenure: &Arc<Tenure>, from: Option<Moment>, to: Option<Moment>) {
+    /// Moves a tenure from where it was due to where it is due now, at `now`.
+    pub(crate) fn place(&self, tenure: &Arc<Tenure>, from: Option<Moment>, to: Option<Moment>, now: Moment) {
         let mut entries = self.lock();
         if let Some(from) = from {
             entries.due.remove(&(from, tenure.id));
@@ -44,8 +44,9 @@ impl Schedule {
         let Some(to) = to else { return };
         entries.due.insert((to, tenure.id), tenure.clone());
         entries.stirred = true;
-        if to < entries.looks_at {
-            entries.looks_at = to;
+        // A watchdog that should have looked by now has slept through a suspension: its timer stood still.
+        if to < entries.looks_at || entries.looks_at < now {
+            entries.looks_at = entries.looks_at.min(to);
             let wake = entries.wake.clone();
             drop(entries);
             wake.notify_one();

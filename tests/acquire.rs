@@ -1,7 +1,7 @@
 //! Acquiring: what a wait ends in, and what an acquisition leaves behind wherever it is dropped.
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
-use leasehold::{LossReason, Error, Lease, LeaseRequest, StoreError, Wait};
+use leasehold::{Error, Lease, LeaseRequest, LossReason, StoreError, Wait};
 use std::{
     future::Future,
     pin::Pin,

@@ -293,7 +293,8 @@ impl World {
     }
 
     fn begins_newest(&self, net: usize, key: &Key) -> Option<Id> {
-        let fence = self.lock().judge.newest(net, key)?;
+        let now = self.now();
+        let fence = self.lock().judge.newest(now, net, key)?;
         let id = self.begins(net, key, fence)?;
         self.lock().judge.unwatched(id);
         Some(id)

@@ -286,7 +286,7 @@ impl Judge {
         let Some(id) = self.find(key, fence) else { return };
         let a = &self.acquisitions[id];
         let excused = self.asking.get(a.owner.id()).is_none_or(|asking| asking.let_down || now <= asking.echo + SLACK);
-        let faulty = self.asking.get(a.owner.id()).is_none_or(|asking| asking.faulty);
+        let faulty = self.asking.get(a.owner.id()).is_none_or(|asking| asking.faulty || asking.let_down);
         if a.void || self.nets[a.net].dead || self.disturbed(a) {
             return;
         }
@@ -364,7 +364,8 @@ impl Judge {
     fn promised(&mut self, now: u64, sent: u64, key: &Key, fence: u64, ttl: Duration) {
         if let Some(id) = self.find(key, fence).filter(|id| !self.acquisitions[*id].lied_to) {
             let a = &mut self.acquisitions[id];
-            a.before = (a.faults, now);
+            let had = if a.before.1 == now || a.cancelled.is_some() { a.before.0 } else { 0 };
+            a.before = (had + a.faults, now);
             (a.until, a.ttl, a.faults) = (a.until.max(promise(sent, ttl)), ttl, 0);
         }
     }

@@ -26,9 +26,13 @@ impl Judge {
         Some(id)
     }
 
-    /// The newest ownership that this client was told of: for work that sees no fence.
-    pub fn newest(&self, net: usize, key: &Key) -> Option<u64> {
-        self.acquisitions.iter().rfind(|a| a.net == net && a.key == *key && a.until > 0 && !a.begun).map(|a| a.fence)
+    /// The one ownership of which this client can just have made a lease: for work that sees no fence. None if there are
+    /// several.
+    pub fn newest(&self, now: u64, net: usize, key: &Key) -> Option<u64> {
+        let fits = |a: &&Acquisition| a.net == net && a.key == *key && a.until > now && !a.begun;
+        let mut fitting = self.acquisitions.iter().filter(fits);
+        let first = fitting.next()?;
+        fitting.next().is_none().then_some(first.fence)
     }
 
     /// A poll of work begins. `certain`: for how long the client believes it may run.
