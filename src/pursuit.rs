@@ -170,17 +170,24 @@ impl Pursuit {
                 Ok(None)
             }
             Err(error) => {
-                self.unanswered.retain(|(other, _)| *other != sent);
+                self.answered(sent);
                 Err(Error::store("acquire", &self.key, error))
             }
             Ok(answer) => {
-                self.unanswered.retain(|(other, _)| *other != sent);
+                self.answered(sent);
                 // The end of the wait left it little time: what was known before stands.
                 let known = (cut_short && answer == Claimed::Late).then(|| self.obstacle.take()).flatten();
                 let lease = self.understand(sent, answer);
                 self.obstacle = known.or(self.obstacle.take());
                 Ok(lease)
             }
+        }
+    }
+
+    /// One of the claims that were sent then has been answered.
+    fn answered(&mut self, sent: Moment) {
+        if let Some(at) = self.unanswered.iter().position(|(other, _)| *other == sent) {
+            self.unanswered.swap_remove(at);
         }
     }
 
@@ -393,6 +400,32 @@ impl Pauses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        Clock,
+        engine::Engine,
+        host::Host,
+        settings::Settings,
+        store::{Identity, MemoryStore, Store},
+    };
+
+    /// Or its place in the line would be left behind, should it be carried out after the release.
+    #[tokio::test(start_paused = true)]
+    async fn of_two_claims_of_one_instant_an_answer_leaves_the_other_unanswered() {
+        let (clock, me) = (Clock::tokio(), Identity::new("me").unwrap());
+        let store = Arc::new(MemoryStore::with_clock(clock.clone()));
+        let other = Claim::new("k".into(), Owner::draw(&me).unwrap(), Duration::from_secs(30));
+        store.claim(&other).await.unwrap();
+        let keeper = Arc::new(Keeper(Engine::new(store, clock, me, Host::callers())));
+        let mut pursuit = Pursuit::new(keeper, "k".into(), Settings::default().plan().unwrap()).unwrap();
+        let window = pursuit.plan.claim_window();
+        let (one, two) = (pursuit.ask(window), pursuit.ask(window));
+        let answer = one.await;
+        assert!(pursuit.heard(answer).unwrap().is_none());
+        assert_eq!(pursuit.unanswered.len(), 1);
+        let answer = two.await;
+        assert!(pursuit.heard(answer).unwrap().is_none());
+        assert!(pursuit.unanswered.is_empty());
+    }
 
     #[test]
     fn pauses_grow_to_the_poll_interval_and_never_vanish() {

@@ -2,7 +2,11 @@
 //!
 //! An ordered map under a plain mutex, rather than a timer a lease: it takes any clock, needs no runtime to put something
 //! in, and is cheap at a hundred thousand leases.
-use crate::{Key, clock::Moment, tenure::Tenure};
+use crate::{
+    Key,
+    clock::{LOOK, Moment},
+    tenure::Tenure,
+};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -10,7 +14,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 #[derive(Default)]
 pub(crate) struct Schedule {
@@ -24,6 +28,9 @@ struct Entries {
     /// When the watchdog means to look next. It is woken for what is due earlier, and for nothing else: waking a parked
     /// task costs more than all the rest.
     looks_at: Moment,
+    /// When its timer goes off; none while it sleeps until it is woken. After a suspension, in which timers stand still,
+    /// that is later than it means to.
+    timer: Option<Instant>,
     /// Something was put in since it last looked.
     stirred: bool,
     /// Wakes it before its time. Each watchdog has its own: one that stands still would sleep through the next one's.
@@ -44,9 +51,11 @@ impl Schedule {
         let Some(to) = to else { return };
         entries.due.insert((to, tenure.id), tenure.clone());
         entries.stirred = true;
-        // A watchdog that should have looked by now has slept through a suspension: its timer stood still.
-        if to < entries.looks_at || entries.looks_at < now {
+        let here = Instant::now();
+        let looks_at = entries.timer.map_or(Moment::NEVER, |timer| now.after(timer.saturating_duration_since(here)));
+        if to < entries.looks_at || to < looks_at {
             entries.looks_at = entries.looks_at.min(to);
+            entries.timer = Some(here);
             let wake = entries.wake.clone();
             drop(entries);
             wake.notify_one();
@@ -59,14 +68,15 @@ impl Schedule {
         self.lock().due.range(..=(horizon, u64::MAX)).map(|(_, tenure)| tenure.clone()).collect()
     }
 
-    /// The watchdog says when it will look next, at `latest` or when something is due.
-    pub(crate) fn look_at(&self, latest: Moment) -> Moment {
+    /// The watchdog looked at `now`, and says when it will look next: when something is due, or a second later.
+    pub(crate) fn look_at(&self, now: Moment) -> Moment {
         let mut entries = self.lock();
         let first = entries.due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
         // With nothing to watch it sleeps until it is woken; but not at once: where leases come and go one by one, each would
         // have to wake it.
         let idle = first == Moment::NEVER && !std::mem::take(&mut entries.stirred);
-        entries.looks_at = if idle { first } else { first.min(latest) };
+        entries.looks_at = if idle { first } else { first.min(now.after(LOOK)) };
+        entries.timer = (!idle).then(|| Instant::now() + entries.looks_at.since(now));
         entries.looks_at
     }
 

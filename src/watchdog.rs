@@ -1,6 +1,6 @@
 //! Renews all leases, watches all deadlines, says all farewells: one task for each `Leases`.
 use crate::{
-    clock::{LOOK, Moment},
+    clock::Moment,
     engine::Engine,
     error::StoreError,
     store::{Renewal, Renewed},
@@ -53,7 +53,7 @@ async fn watch(engine: Arc<Engine>, generation: u64) {
             return;
         }
         // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.
-        let until = engine.schedule.look_at(now.after(LOOK));
+        let until = engine.schedule.look_at(now);
         tokio::select! {
             // Each turn does all that is due, so none of these keeps the others waiting.
             biased;
