@@ -1,4 +1,8 @@
 //! An acquisition under way, from the first claim to the lease: waiting, giving up, leaving nothing behind.
+mod pauses;
+mod place;
+
+use self::{pauses::Pauses, place::Place};
 use crate::{
     Key, Result,
     clock::Moment,
@@ -7,7 +11,7 @@ use crate::{
     farewell::{Farewell, Parting},
     lease::Lease,
     settings::{Plan, Wait},
-    store::{Claim, Claimed, Owner, Ticket},
+    store::{Claim, Claimed, Owner},
     tenure::{Grant, Tenure},
     term::{self, Term},
     waiting::Word,
@@ -36,17 +40,6 @@ pub(crate) struct Pursuit {
     complained: Moment,
     /// A shutdown waits for this, and then for the farewell that may come of it.
     _parting: Parting,
-}
-
-/// The place in the line, and what has to be known to date a grant (rule C2 of the protocol).
-#[derive(Default)]
-struct Place {
-    ticket: Option<Ticket>,
-    /// When the first claim was sent: before that, this owner can have owned nothing.
-    first: Option<Moment>,
-    /// The latest claim that was answered "queued": when it was sent, and which fence had been given by then. A grant with a
-    /// larger fence was made after it was sent.
-    base: Option<(Moment, u64)>,
 }
 
 /// What stands between us and the lease.
@@ -145,7 +138,7 @@ impl Pursuit {
         claim.line = self.waits();
         claim.ticket = self.place.ticket;
         claim.not_after = window;
-        self.place.first.get_or_insert(sent);
+        self.place.asked(sent);
         self.unanswered.retain(|(_, until)| *until > sent);
         self.unanswered.push((sent, sent.after(window * 2)));
         self.ask_at = self.next_poll(sent);
@@ -203,10 +196,7 @@ impl Pursuit {
             }
             Claimed::Queued { ahead, retry_in, seen, ticket, holder } => {
                 self.engaged = true;
-                self.place.ticket = Some(ticket);
-                if self.place.base.is_none_or(|(base, _)| base <= sent) {
-                    self.place.base = Some((sent, seen));
-                }
+                self.place.queued(sent, seen, ticket);
                 self.obstacle = Some(self.held_by(holder, retry_in));
                 self.pauses.reset();
                 // The first in line comes when the holder's TTL ends, the second in case the first is dead; nobody else.
@@ -236,13 +226,7 @@ impl Pursuit {
             self.ask_at = self.ask_at.min(self.now().after(soon));
             return None;
         };
-        let since = match self.place.base {
-            // Word of an older ownership, that has gone since: by the time of that answer the fence had been given.
-            Some((_, seen)) if seen >= fence => return None,
-            Some((base, _)) => self.place.first.max(Some(base)),
-            None => self.place.first,
-        };
-        let term = Term::new(since?, length, self.plan.ttl, self.plan.grace);
+        let term = Term::new(self.place.granted_after(fence)?, length, self.plan.ttl, self.plan.grace);
         self.engaged = true;
         // Too little of it is left to renew it in before the work would be told to stop: asking brings a whole TTL.
         if term.cancel_at().since(self.now()) < length / 6 {
@@ -368,35 +352,6 @@ async fn word(listener: &mut Option<crate::waiting::Listener>) -> Word {
     }
 }
 
-/// How long to pause between claims where there is no line to stand in, or trouble: growing, with jitter, never too short.
-struct Pauses {
-    next: Duration,
-    longest: Duration,
-}
-
-impl Pauses {
-    const FIRST: Duration = Duration::from_millis(16);
-    const SHORTEST: Duration = Duration::from_millis(2);
-
-    fn new(longest: Duration) -> Self {
-        Pauses { next: Self::FIRST.min(longest), longest }
-    }
-
-    fn reset(&mut self) {
-        self.next = Self::FIRST.min(self.longest);
-    }
-
-    /// Half of it is left to chance, so that those who came together don't come back together. It ends when the holder's
-    /// TTL does, should that be sooner.
-    fn next(&mut self, soonest: Option<Duration>) -> Duration {
-        let jitter = 0.5 + fastrand::f64() / 2.0;
-        let pause = self.next.mul_f64(jitter);
-        self.next = (self.next * 2).min(self.longest);
-        let first_chance = soonest.map_or(pause, |soonest| soonest + Self::SHORTEST.mul_f64(0.5 + jitter));
-        pause.min(first_chance).max(Self::SHORTEST)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -425,16 +380,5 @@ mod tests {
         let answer = two.await;
         assert!(pursuit.heard(answer).unwrap().is_none());
         assert!(pursuit.unanswered.is_empty());
-    }
-
-    #[test]
-    fn pauses_grow_to_the_poll_interval_and_never_vanish() {
-        let longest = Duration::from_secs(1);
-        let mut pauses = Pauses::new(longest);
-        let drawn: Vec<_> = (0..20).map(|_| pauses.next(None)).collect();
-        assert!(drawn.iter().all(|pause| (Pauses::SHORTEST..=longest).contains(pause)), "{drawn:?}");
-        assert!(drawn[0] <= Pauses::FIRST && drawn[19] >= longest / 2, "{drawn:?}");
-        assert!(pauses.next(Some(Duration::ZERO)) >= Pauses::SHORTEST);
-        assert!(pauses.next(Some(Duration::from_millis(40))) < Duration::from_millis(45));
     }
 }
