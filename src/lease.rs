@@ -1,7 +1,6 @@
 //! The held lease: its state, its checks, its release.
 use crate::{
     Key, Result,
-    clock::Moment,
     error::{Error, LossReason, Lost},
     guard::Guard,
     store::{FencedWrite, Freed},
@@ -259,11 +258,8 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let tenure = &self.view.tenure;
         let ended = tenure.end();
-        // What the store said is somebody else's or gone needs no release, unless a claim of ours was still on its way as we
-        // got the key: that may have taken it again since. What merely ran out here may still be ours there.
-        let theirs = ended.is_err_and(|reason| reason.is_the_stores_word());
-        let echo = tenure.echo_until > Moment(0);
-        if self.parted || theirs && !echo {
+        let nothing_left = ended.is_err_and(|reason| !tenure.leaves_something(&reason));
+        if self.parted || nothing_left {
             return;
         }
         tenure.bid_farewell();

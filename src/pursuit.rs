@@ -140,7 +140,8 @@ impl Pursuit {
         claim.not_after = window;
         self.place.asked(sent);
         self.unanswered.retain(|(_, until)| *until > sent);
-        self.unanswered.push((sent, sent.after(window * 2)));
+        // Its time, and as long again as a slow answer of the server's may have misled us about its clock.
+        self.unanswered.push((sent, sent.after(window + window.max(self.plan.claim_window()))));
         self.ask_at = self.next_poll(sent);
         let engine = self.keeper.0.clone();
         let cut_short = window < self.plan.attempt;

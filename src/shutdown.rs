@@ -32,7 +32,7 @@ impl Engine {
             patience = patience.max(tenure.plan.attempt * 4);
             let Lost { reason, .. } = tenure.over().await;
             // Its handle may never be dropped. A release by the handle is under way, and waited for below.
-            if reason != LossReason::Released && !reason.is_the_stores_word() {
+            if reason != LossReason::Released && tenure.leaves_something(&reason) {
                 tenure.bid_farewell();
             }
         }

@@ -314,6 +314,13 @@ impl Tenure {
             .then(|| Settling { settled: state.settled.get_or_insert_default().clone(), at_most: self.plan.attempt })
     }
 
+    /// Whether the store may still have something of ours once the lease has been lost for this reason. What the store said
+    /// is somebody else's or gone is neither, unless a claim of ours was still on its way as we got the key: that may have
+    /// taken it again since. What merely ran out here may still be ours there.
+    pub(crate) fn leaves_something(&self, reason: &LossReason) -> bool {
+        !reason.is_the_stores_word() || self.echo_until > Moment(0)
+    }
+
     /// Queues a release of what this tenure has in the store.
     pub(crate) fn bid_farewell(&self) {
         let now = self.clock().now();

@@ -364,3 +364,28 @@ async fn a_server_that_hangs_while_many_wait_serves_them_all_when_it_goes_on() {
     crowd.served().await;
     assert!(began.elapsed() < TTL / 2, "{:?}", began.elapsed());
 }
+
+/// A process with many waiters was killed: the one who lives behind them is served as soon as it asks.
+#[tokio::test]
+async fn a_free_key_is_taken_within_a_poll_interval_however_many_dead_stand_before() {
+    let server = Server::start();
+    let leases = Leases::connect(&server.url()).await.unwrap();
+    let held = leases.lease("k").acquire().await.unwrap();
+    // Nobody counts as alive without a record.
+    for start in (1..4000).step_by(500) {
+        let dead: Vec<_> = (start..start + 500).flat_map(|n: u32| [n.to_string(), format!("dead {n}")]).collect();
+        let mut words = vec!["ZADD", "{k}:queue"];
+        words.extend(dead.iter().map(String::as_str));
+        server.cmd(&words);
+    }
+    server.cmd(&["PEXPIRE", "{k}:queue", "60000"]);
+    let waiting = tokio::spawn(leases.lease("k").wait(Wait::Forever).acquire());
+    until("it waits too", || server.cmd(&["HLEN", "{k}:waiters"]).int() == 1).await;
+    let released = Instant::now();
+    held.release().await.unwrap();
+    let lease = within("the lease", waiting).await.unwrap().unwrap();
+    let took = released.elapsed();
+    lease.release().await.unwrap();
+    // Two poll intervals at most, where one would be needed for each five hundred of them.
+    assert!(took < Duration::from_secs(3), "the key was free for {took:?} though somebody waited");
+}

@@ -19,6 +19,7 @@ local FENCE_LIFE = 7 * 24 * 3600 * 1000
 local LIMIT = 9007199254740991 -- 2^53 - 1: beyond it a number of Lua's loses digits
 local PURGE = 512 -- the dead that one operation may drop: a server is never held for long
 local BATCH = 64
+local SAMPLE = 8 -- how many of a line are looked at by each who joins it
 
 local time = redis.call('TIME')
 local us = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -109,7 +110,19 @@ local function take(k, f, owner, ttl)
 end
 
 local function leave(q, w, owner)
-  if try('ZREM', q, owner) ~= 0 then try('HDEL', w, owner) end
+  try('ZREM', q, owner)
+  try('HDEL', w, owner) -- also without a place: the line may have been deleted by hand
+end
+
+-- drops the dead among some of those who stand in line: behind a head that lives, nobody else would
+local function prune(q, w, length)
+  local from = us % length
+  local owners = redis.call('ZRANGE', q, from, from + SAMPLE - 1)
+  local records = redis.call('HMGET', w, unpack(owners))
+  for i = 1, #owners do
+    local deadline = tonumber(string.match(records[i] or '', '^(%d+) ')) or 0
+    if deadline <= ms then leave(q, w, owners[i]) end
+  end
 end
 
 -- gives k to the first live waiter: whether there was one, and what `tell` answers. fence: the one that ends
@@ -159,7 +172,7 @@ function ops.claim(k, f, q, w, owner, ttl, presence, line, ticket, not_after)
   end
   if place then present() end -- alive by its own account, before the dead are dropped
 
-  local label, left = '', nil
+  local label, left, crowd = '', nil, false
   if value then
     local who, _, his = ours(value)
     label, fence, left = his and who or '', his, redis.call('PTTL', k)
@@ -170,11 +183,20 @@ function ops.claim(k, f, q, w, owner, ttl, presence, line, ticket, not_after)
       if place then leave(q, w, owner) end
       return held
     end
-    left = head and until_dead or 1 -- not all were looked at: at once
+    crowd = not head -- more dead than one operation drops: whoever asks again at once drops more
+    left = head and until_dead or 1
   end
   if line ~= '1' then return {'busy', left, label} end
 
+  local stored = redis.call('GET', f)
+  local seen = whole(math.max(count(stored), count(fence)))
+  if not stored then
+    if seen == '0' then seen = now end
+    redis.call('SET', f, seen, 'PX', FENCE_LIFE)
+  end
   if not place then
+    local length = redis.call('ZCARD', q)
+    if length >= SAMPLE then prune(q, w, length) end -- each who comes may remove some who are gone
     local last = ticket == '' and redis.call('ZREVRANGE', q, 0, 0, 'WITHSCORES')
     place = last and whole(math.max((tonumber(last[2]) or 0) + 1, us)) or ticket -- after the last, whatever the clock says
     local ok, e = pcall(present)
@@ -184,13 +206,8 @@ function ops.claim(k, f, q, w, owner, ttl, presence, line, ticket, not_after)
       error(e, 0)
     end
   end
-  local stored = redis.call('GET', f)
-  local seen = whole(math.max(count(stored), count(fence)))
-  if not stored then
-    if seen == '0' then seen = now end
-    redis.call('SET', f, seen, 'PX', FENCE_LIFE)
-  end
-  return {'queued', redis.call('ZRANK', q, owner), left, seen, whole(tonumber(place)), label}
+  if value and left >= 0 and left < presence then first(q, w) end -- who is first when it ends has to know
+  return {'queued', crowd and 0 or redis.call('ZRANK', q, owner), left, seen, whole(tonumber(place)), label}
 end
 
 -- {'renewed'} {'gone'} {'taken'}
