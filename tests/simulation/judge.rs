@@ -64,6 +64,8 @@ struct Asking {
     released: bool,
     /// A release was lost.
     let_down: bool,
+    /// When its first release was sent.
+    leaves: Option<u64>,
     /// Something of it went wrong on the wire.
     faulty: bool,
 }
@@ -286,13 +288,15 @@ impl Judge {
         let Some(id) = self.find(key, fence) else { return };
         let a = &self.acquisitions[id];
         let excused = self.asking.get(a.owner.id()).is_none_or(|asking| asking.let_down || now <= asking.echo + SLACK);
-        let faulty = self.asking.get(a.owner.id()).is_none_or(|asking| asking.faulty || asking.let_down);
+        let in_the_way =
+            |asking: &Asking| asking.faulty || asking.let_down || asking.leaves.is_some_and(|at| at <= now);
+        let in_the_way = self.asking.get(a.owner.id()).is_none_or(in_the_way);
         if a.void || self.nets[a.net].dead || self.disturbed(a) {
             return;
         }
         if a.orphan && !excused {
             self.broken(now, format!("#{id} was taken after its release, and nobody released it again"));
-        } else if !a.orphan && !faulty && !a.fixed {
+        } else if !a.orphan && !in_the_way && !a.fixed {
             self.broken(now, format!("#{id} was left to its TTL, though nothing was in the way of a release"));
         }
     }
@@ -307,19 +311,7 @@ impl Judge {
 
     pub fn sent(&mut self, now: u64, request: &Request, faulty: bool) {
         if faulty {
-            let one = match request {
-                Request::Claim(claim, _) => Some(&claim.owner),
-                Request::Release(_, owner) => Some(owner),
-                _ => None,
-            };
-            let renewed = match request {
-                Request::Renew(list) => list.as_slice(),
-                _ => &[],
-            };
-            for owner in one.into_iter().chain(renewed.iter().map(|renewal| &renewal.owner)) {
-                self.number(owner);
-                self.asking.entry(*owner.id()).or_default().faulty = true;
-            }
+            self.went_wrong(request);
         }
         match request {
             Request::Claim(claim, _) => {
@@ -329,17 +321,34 @@ impl Judge {
                 let attempt = (claim.ttl / 6).clamp(Duration::from_millis(10), Duration::from_secs(2));
                 asking.echo = now + micros(attempt * 4);
             }
-            Request::Renew(list) if faulty => {
-                for renewal in list {
-                    if let Some(id) = self.find(&renewal.key, renewal.fence) {
-                        self.acquisitions[id].faults += 1;
-                    }
-                }
-            }
-            Request::Release(_, owner) if faulty => {
-                self.asking.entry(*owner.id()).or_default().let_down = true;
+            Request::Release(_, owner) => {
+                let asking = self.asking.entry(*owner.id()).or_default();
+                asking.leaves.get_or_insert(now);
             }
             _ => {}
+        }
+    }
+
+    /// A message is lost, late, or left behind.
+    pub fn went_wrong(&mut self, request: &Request) {
+        let owners: Vec<_> = match request {
+            Request::Claim(claim, _) => vec![&claim.owner],
+            Request::Release(_, owner) => vec![owner],
+            Request::Renew(list) => list.iter().map(|renewal| &renewal.owner).collect(),
+            _ => Vec::new(),
+        };
+        for owner in owners {
+            self.number(owner);
+            let asking = self.asking.entry(*owner.id()).or_default();
+            asking.faulty = true;
+            asking.let_down |= matches!(request, Request::Release(..));
+        }
+        if let Request::Renew(list) = request {
+            for renewal in list {
+                if let Some(id) = self.find(&renewal.key, renewal.fence) {
+                    self.acquisitions[id].faults += 1;
+                }
+            }
         }
     }
 

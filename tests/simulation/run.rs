@@ -148,7 +148,7 @@ async fn change(world: &Arc<World>, houses: &mut [House], leaving: &mut JoinSet<
     let what = match dice.u32(0..100) {
         0..10 => {
             let state = &mut *world.lock();
-            state.wire.drop_all();
+            state.wire.drop_all(&mut state.judge);
             state.wire.down = now + long;
             let nets = state.wire.nets.len();
             if dice.bool() {
@@ -157,7 +157,8 @@ async fn change(world: &Arc<World>, houses: &mut [House], leaving: &mut JoinSet<
             "server down"
         }
         10..20 => {
-            world.lock().wire.hangs = now + long;
+            let wire = &mut world.lock().wire;
+            wire.hangs = wire.hangs.max(now + long);
             "server hangs"
         }
         20..28 => {
@@ -238,7 +239,7 @@ fn restarted(world: &World, data: Data) {
     let state = &mut *world.lock();
     state.server.data = data;
     state.judge.void_all(true);
-    state.wire.drop_all();
+    state.wire.drop_all(&mut state.judge);
     state.wire.down = Instant::now() + Duration::from_millis(1);
 }
 

@@ -1,6 +1,7 @@
 //! The network between clients and the server: what is on its way, and what becomes of it.
 use crate::{
     fate::Fate,
+    judge::Judge,
     plan::Odds,
     planted::Planted,
     server::{Reply, Request, Word, micros},
@@ -79,7 +80,8 @@ impl Wire {
     pub fn heal(&mut self) {
         let now = Instant::now();
         self.healed = true;
-        (self.down, self.hangs) = (now, now);
+        // What already waits for a server that hangs goes on in its order.
+        self.down = now;
         for net in &mut self.nets {
             (net.paused, net.parted, net.deaf) = (now, now, now);
         }
@@ -90,8 +92,12 @@ impl Wire {
     }
 
     /// The server is gone, and with it everything on its way.
-    pub fn drop_all(&mut self) {
-        self.on_its_way.clear();
+    pub fn drop_all(&mut self, judge: &mut Judge) {
+        for event in std::mem::take(&mut self.on_its_way).into_values() {
+            if let Event::Arrives { message, .. } | Event::Answers { message, .. } = event {
+                judge.went_wrong(&message.request);
+            }
+        }
     }
 
     pub fn missed(&mut self, net: usize, at: Instant) {
@@ -180,6 +186,7 @@ impl World {
         match event {
             Event::Arrives { message, answer } => {
                 if state.wire.down > now {
+                    state.judge.went_wrong(&message.request);
                     return state.judge.count("fault: server down");
                 }
                 if state.wire.hangs > now {

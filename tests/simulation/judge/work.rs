@@ -144,7 +144,8 @@ impl Judge {
         };
         // With one grace between the token and the end.
         let grace = a.cancelled.map_or(0, |cancelled| now.saturating_sub(cancelled));
-        let hurried = matches!(reason, LossReason::Deadline { .. }) && !still && grace + 2_000 < micros(a.ttl) / 30;
+        let shortest = if a.granted { a.ttl.min(Duration::from_secs(3)) } else { a.ttl };
+        let hurried = matches!(reason, LossReason::Deadline { .. }) && !still && grace + 2_000 < micros(shortest) / 30;
         self.note(now, || format!("ended: #{id} {reason}"));
         self.count(kind);
         if now > due && !misled {
