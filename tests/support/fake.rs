@@ -74,8 +74,8 @@ fn serve(mut connection: Connection, script: &dyn Fn(usize, &[String]) -> Say, h
             Say::Answers(time, answers) => {
                 let bulk = |word: &String| format!("${}\r\n{word}\r\n", word.len());
                 let list = |items: Vec<String>| format!("*{}\r\n{}", items.len(), items.concat());
-                let answers = answers.iter().map(|a| list(a.iter().map(bulk).collect())).collect();
-                connection.write(&list(vec![bulk(&time.to_string()), list(answers)]));
+                let answers = answers.iter().map(|a| list(a.iter().map(bulk).collect()));
+                connection.write(&list(std::iter::once(bulk(&time.to_string())).chain(answers).collect()));
             }
         }
     }

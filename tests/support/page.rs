@@ -87,9 +87,13 @@ pub fn list(server: &Server, ops: &[Op]) -> (u64, Vec<Vec<String>>) {
     words.extend(keys);
     words.extend(ops.iter().flat_map(|o| &o.words).map(String::as_str));
     let mut reply = server.cmd(&words).list();
-    let answers = reply.pop().unwrap().list();
+    let answers = reply.split_off(1);
     let text = |r: Reply| r.text().unwrap();
-    (reply[0].int().unsigned_abs(), answers.into_iter().map(|a| a.list().into_iter().map(text).collect()).collect())
+    let words = |answer| match answer {
+        Reply::List(items) => items.into_iter().map(text).collect(),
+        one => vec![text(one)],
+    };
+    (reply[0].int().unsigned_abs(), answers.into_iter().map(words).collect())
 }
 
 /// The answer to one operation.

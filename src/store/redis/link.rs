@@ -225,7 +225,9 @@ impl Carrier {
         match result {
             Ok(reply) => {
                 let late = reply.answers.iter().any(Answer::is_late);
-                self.time.sample(list.sent, reply.time, late);
+                if let Some(time) = reply.time {
+                    self.time.sample(list.sent, time, late);
+                }
                 for (job, answer) in list.jobs.iter_mut().zip(reply.answers) {
                     match answer.error() {
                         None => job.answer(Ok(answer)),

@@ -79,8 +79,8 @@ impl fmt::Display for Address {
 
 /// What a list of operations was answered.
 pub(super) struct Reply {
-    /// The server's time, in microseconds.
-    pub(super) time: u64,
+    /// The server's time, in microseconds, if it looked.
+    pub(super) time: Option<u64>,
     /// One for each operation.
     pub(super) answers: Vec<Answer>,
 }
@@ -122,7 +122,8 @@ impl Wire {
                 Err(Failure::Lost(error)) => return Err(error),
             };
             wire.refuse_clusters().await?;
-            Ok((wire, sent, reply.time))
+            let time = reply.time.ok_or_else(|| StoreError::unavailable(UNREADABLE))?;
+            Ok((wire, sent, time))
         });
         opened.await.unwrap_or_else(|_| Err(silent(address)))
     }
@@ -269,15 +270,20 @@ fn not_connected(address: &Address, error: FredError) -> StoreError {
     StoreError::unavailable(format!("no connection to Redis at {address}; is it running there?")).with_source(error)
 }
 
-/// `{time, {answers}}`; `None` for anything else, also for too many or too few answers.
+/// `{time, answer, ..}`; `None` for anything else, also for too many or too few answers.
 fn decode(reply: Value, count: usize) -> Option<Reply> {
-    let [time, answers]: [Value; 2] = array(reply)?.try_into().ok()?;
-    let time = time.as_u64()?;
-    let answers: Option<Vec<Answer>> = array(answers)?
-        .into_iter()
-        .map(|answer| Some(Answer::new(array(answer)?.into_iter().map(word).collect())))
-        .collect();
-    answers.filter(|a| a.len() == count).map(|answers| Reply { time, answers })
+    let mut words = array(reply)?.into_iter();
+    let time = words.next()?.as_u64()?;
+    let answers: Vec<Answer> = words.map(answer).collect();
+    (answers.len() == count).then_some(Reply { time: (time > 0).then_some(time), answers })
+}
+
+/// A word, or a list that begins with one.
+fn answer(value: Value) -> Answer {
+    Answer::new(match value {
+        Value::Array(items) => items.into_iter().map(word).collect(),
+        one => vec![word(one)],
+    })
 }
 
 fn array(value: Value) -> Option<Vec<Value>> {
@@ -337,10 +343,13 @@ mod tests {
     #[test]
     fn a_reply_of_another_shape_is_no_reply() {
         let text = |s: &'static str| Value::from_static_str(s);
-        let one = || Value::Array(vec![text("1"), Value::Array(vec![Value::Array(vec![text("gone")])])]);
-        assert!(decode(one(), 1).is_some_and(|r| r.time == 1 && r.answers[0].freed().is_ok()));
+        let list = Value::Array;
+        let one = || list(vec![text("1"), list(vec![text("released")])]);
+        assert!(decode(one(), 1).is_some_and(|r| r.time == Some(1) && r.answers[0].freed().is_ok()));
         assert!(decode(one(), 2).is_none(), "one answer for two operations");
-        for odd in [Value::Null, text("OK"), Value::Array(vec![]), Value::Array(vec![text("x"), Value::Array(vec![])])]
+        let timeless = decode(list(vec![text("0"), text("gone")]), 1);
+        assert!(timeless.is_some_and(|r| r.time.is_none() && r.answers[0].freed().is_ok()));
+        for odd in [Value::Null, text("OK"), list(vec![]), list(vec![text("x")]), list(vec![list(vec![]), text("gone")])]
         {
             assert!(decode(odd, 0).is_none());
         }
