@@ -349,7 +349,8 @@ mod tests {
         assert!(decode(one(), 2).is_none(), "one answer for two operations");
         let timeless = decode(list(vec![text("0"), text("gone")]), 1);
         assert!(timeless.is_some_and(|r| r.time.is_none() && r.answers[0].freed().is_ok()));
-        for odd in [Value::Null, text("OK"), list(vec![]), list(vec![text("x")]), list(vec![list(vec![]), text("gone")])]
+        for odd in
+            [Value::Null, text("OK"), list(vec![]), list(vec![text("x")]), list(vec![list(vec![]), text("gone")])]
         {
             assert!(decode(odd, 0).is_none());
         }

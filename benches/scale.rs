@@ -1,0 +1,153 @@
+//! What it costs to hold very many leases: `cargo bench --bench scale -- 100000`.
+//!
+//! Takes them, holds them for three TTLs of 30 s, and reports what was lost, how late a renewal ever was, what Redis had to
+//! execute, processor time and heap. Another `Leases` acquires and releases all the while, to see whether it is held up.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use leasehold::{Lease, Leases};
+use peak_alloc::PeakAlloc;
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use support::server::Server;
+use tokio::task::JoinSet;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+const TTL: Duration = Duration::from_secs(30);
+/// So many acquire at a time.
+const TAKERS: usize = 256;
+
+#[tokio::main]
+async fn main() {
+    // cargo adds an argument of its own.
+    let wanted = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(10_000);
+    let server = Server::start();
+    let leases = Leases::builder().ttl(TTL).connect(&server.url()).await.unwrap();
+    let other = Other::start(&server).await;
+    let (alone, before) = (other.slowest_over(Duration::from_secs(5)).await, HEAP.current_usage());
+
+    let start = Instant::now();
+    let held = take(&leases, wanted).await;
+    let taking = start.elapsed();
+    let heap = (HEAP.current_usage() - before) / wanted;
+    println!("{wanted} leases of {TTL:?}, taken in {taking:.1?}");
+    println!("heap: {heap} bytes a lease, its key included");
+    println!("another's acquire and release, slowest: {:?} meanwhile, {alone:?} before", other.slowest());
+
+    let (spent, executed) = (Spent::now(&server), evalsha(&server));
+    let (start, mut worst) = (Instant::now(), TTL);
+    while start.elapsed() < 3 * TTL {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        worst = worst.min(held.iter().map(|lease| lease.valid_for()).min().unwrap());
+    }
+    let (held_for, lost) = (start.elapsed(), held.iter().filter(|lease| !lease.is_held()).count());
+    let spent = Spent::now(&server).since(&spent, held_for);
+    let rounds = held_for.as_secs_f64() / (TTL / 3).as_secs_f64();
+    println!("held for {held_for:.0?}: {lost} lost");
+    println!("validity left, at worst: {:.2} of the TTL", worst.as_secs_f64() / TTL.as_secs_f64());
+    println!("EVALSHA a round of {:?}: {:.0}", TTL / 3, (evalsha(&server) - executed) as f64 / rounds);
+    println!("cores busy: {:.3} in this process, {:.3} in Redis", spent.here, spent.redis);
+    println!("another's acquire and release, slowest: {:?}", other.slowest());
+
+    // A release each would take longer than the rest.
+    drop(server);
+    std::process::exit(0);
+}
+
+async fn take(leases: &Leases, wanted: usize) -> Vec<Lease> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut takers = JoinSet::new();
+    for _ in 0..TAKERS {
+        let (leases, next) = (leases.clone(), next.clone());
+        takers.spawn(async move {
+            let mut held = Vec::new();
+            loop {
+                let n = next.fetch_add(1, Relaxed);
+                if n >= wanted {
+                    return held;
+                }
+                held.push(leases.lease(format!("scale:{n}")).acquire().await.unwrap());
+            }
+        });
+    }
+    let mut held = Vec::with_capacity(wanted);
+    while let Some(some) = takers.join_next().await {
+        held.append(&mut some.unwrap());
+    }
+    held
+}
+
+/// Somebody else, who goes on working.
+struct Other(Arc<Mutex<Duration>>);
+
+impl Other {
+    async fn start(server: &Server) -> Other {
+        let leases = Leases::builder().ttl(TTL).connect(&server.url()).await.unwrap();
+        let slowest = Arc::new(Mutex::new(Duration::ZERO));
+        let seen = slowest.clone();
+        tokio::spawn(async move {
+            loop {
+                let start = Instant::now();
+                let lease = leases.lease("another").acquire().await.unwrap();
+                lease.release().await.unwrap();
+                let took = start.elapsed();
+                record(&seen, took);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        Other(slowest)
+    }
+
+    /// Since it was last asked.
+    fn slowest(&self) -> Duration {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    async fn slowest_over(&self, time: Duration) -> Duration {
+        self.slowest();
+        tokio::time::sleep(time).await;
+        self.slowest()
+    }
+}
+
+fn record(slowest: &Mutex<Duration>, took: Duration) {
+    let mut slowest = slowest.lock().unwrap();
+    *slowest = took.max(*slowest);
+}
+
+/// Processor time in seconds, or, between two of them, cores.
+struct Spent {
+    here: f64,
+    redis: f64,
+}
+
+impl Spent {
+    fn now(server: &Server) -> Spent {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let here = time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
+        let info = server.cmd(&["INFO", "cpu"]).text().unwrap();
+        let used =
+            |line: &str| -> Option<f64> { line.strip_prefix("used_cpu_")?.split_once(':')?.1.trim().parse().ok() };
+        let redis = info.lines().filter(|line| !line.contains("children") && !line.contains("thread")).filter_map(used);
+        Spent { here, redis: redis.sum() }
+    }
+
+    fn since(self, before: &Spent, time: Duration) -> Spent {
+        let share = |now: f64, then: f64| (now - then) / time.as_secs_f64();
+        Spent { here: share(self.here, before.here), redis: share(self.redis, before.redis) }
+    }
+}
+
+fn evalsha(server: &Server) -> u64 {
+    let info = server.cmd(&["INFO", "commandstats"]).text().unwrap();
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+}
