@@ -1,9 +1,9 @@
 //! Connecting is one await to its caller and a conversation below: dropped after each reply of it.
 use super::{
     alone,
+    call::Calling,
     cut::{Cut, Driven, End},
     support::{PATIENCE, proxy::Proxy, until},
-    table::Calling,
     world,
 };
 use leasehold::{Leases, store::redis::RedisStore};

@@ -1,5 +1,5 @@
 //! A call, polled when it is woken and never otherwise, and dropped where a test says.
-use super::{Calling, support::PATIENCE};
+use super::{call::Calling, support::PATIENCE};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,

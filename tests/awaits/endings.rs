@@ -1,10 +1,10 @@
 //! Runtimes that end with a call on them, and with the watchdog.
 use super::{
     alone,
+    call::ATTEMPT,
     look::{CALLER, Look, wait},
     stage::World,
-    support::PATIENCE,
-    table::ATTEMPT,
+    support::{PATIENCE, proxy::Proxy},
     world,
 };
 use leasehold::{Leases, store::redis::RedisStore};
@@ -16,8 +16,8 @@ fn runtime() -> Runtime {
 }
 
 /// On whichever runtime acquires; its connections are elsewhere.
-fn leases(world: &World) -> Leases {
-    let url = format!("redis://127.0.0.1:{}", world.port);
+fn leases(world: &World, port: u16) -> Leases {
+    let url = format!("redis://127.0.0.1:{port}");
     let store = world.runtime.block_on(RedisStore::connect(&url)).unwrap();
     Leases::builder().label(CALLER).attempt(ATTEMPT).build(store).unwrap()
 }
@@ -35,7 +35,7 @@ fn the_next_gives_back(leases: &Leases, look: &Look, key: &str) {
 fn what_a_runtime_that_ends_had_still_to_release_is_released_by_the_next() {
     let _alone = alone();
     world(PATIENCE, |world| {
-        let (leases, look) = (leases(world), Look::at(world.port));
+        let (leases, look) = (leases(world, world.port), Look::at(world.port));
         for yields in 0..12 {
             let key = format!("dropped-{yields}");
             runtime().block_on(async {
@@ -50,10 +50,30 @@ fn what_a_runtime_that_ends_had_still_to_release_is_released_by_the_next() {
 }
 
 #[test]
+fn a_release_that_the_end_of_its_runtime_cut_short_is_sent_again_by_the_next() {
+    let _alone = alone();
+    world(PATIENCE, |world| {
+        let proxy = Proxy::to(world.port);
+        let (leases, look) = (leases(world, proxy.address().port()), Look::at(world.port));
+        runtime().block_on(async {
+            let lease = leases.lease("cut-short").acquire().await.unwrap();
+            proxy.blackhole();
+            drop(lease);
+            proxy.until(|counts| counts.held > 0).await;
+        });
+        // It never arrived.
+        proxy.reset_all();
+        proxy.pass();
+        assert_eq!(look.traces("cut-short").len(), 1);
+        the_next_gives_back(&leases, &look, "cut-short");
+    });
+}
+
+#[test]
 fn an_acquisition_whose_runtime_ends_loses_its_place_in_the_line_and_what_it_asked_for() {
     let _alone = alone();
     world(PATIENCE, |world| {
-        let (leases, look) = (leases(world), Look::at(world.port));
+        let (leases, look) = (leases(world, world.port), Look::at(world.port));
         for yields in 0..6 {
             let key = format!("free-{yields}");
             runtime().block_on(async {

@@ -3,18 +3,24 @@
 //! begun is given back, nobody else notices, and no task, thread or connection is left.
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "it says what was covered")]
+mod call;
 mod connecting;
 mod cut;
 mod endings;
+mod handle;
 mod look;
 mod onlookers;
+mod run;
 mod source;
 mod stage;
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
 mod toys;
+mod trouble;
+mod working;
 
+use call::Call;
 use leasehold::Leases;
 use stage::{Home, Seen, World, play};
 use std::{
@@ -26,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 use support::{PATIENCE, server::Server};
-use table::{Call, Calling, table};
+use table::table;
 
 /// Plays at a time: they mostly wait.
 const AT_ONCE: usize = 16;

@@ -1,29 +1,18 @@
 //! A call played many times, each time dropped somewhere else, while the server answers or hangs.
 use super::{
+    call::{ATTEMPT, Call, Cast, Ready},
     cut::{Cut, Driven, End},
     look::{CALLER, Look, wait},
-    onlookers::{Onlookers, Others, in_time},
+    onlookers::{Onlookers, Others},
+    run::{FOLLOWED, Run, runtime},
     support::proxy::{Flow, Proxy},
-    table::{ATTEMPT, Call, Calling, Cast, Ready},
+    trouble::{Hang, Trouble, cuts, troubles},
 };
 use futures_util::future::join_all;
 use leasehold::{Lease, Leases, store::redis::RedisStore};
-use std::{
-    future::poll_fn,
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    task::Poll,
-    time::Duration,
-};
-use tokio::runtime::{Builder, Handle, Runtime};
+use std::{cell::RefCell, rc::Rc, time::Duration};
+use tokio::runtime::Handle;
 
-/// The most polls after which a call is dropped.
-const POLLS: usize = 6;
-/// How long a call that waits is followed.
-const FOLLOWED: Duration = Duration::from_millis(1300);
 /// Longer than any exchange takes before it is given up.
 const GIVEN_UP: Duration = Duration::from_millis(2300);
 
@@ -42,31 +31,6 @@ pub struct World {
 pub enum Home {
     Thread,
     CallersRuntime,
-}
-
-/// What happens besides the drop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
-    None,
-    /// The call is dropped with the runtime that it is on.
-    RuntimeEnds,
-    /// The server hangs from when the call has been woken so often.
-    Hangs {
-        from: usize,
-        how: Hang,
-        /// It is over as soon as the calls are dropped, and what was sent before arrives.
-        brief: bool,
-        /// What was sent meanwhile never arrives.
-        loses: bool,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hang {
-    /// It hears nothing.
-    Deaf,
-    /// It does what it is asked, and says nothing.
-    Mute,
 }
 
 /// What was seen of a call.
@@ -93,6 +57,8 @@ struct Stage {
     /// Another lease of the caller's, which none of this may touch.
     neighbour: Lease,
     tasks: usize,
+    /// What was played for.
+    keys: RefCell<Vec<String>>,
 }
 
 /// Plays it in every way there is.
@@ -102,10 +68,6 @@ pub fn play(call: &Call, home: Home, world: &World) -> Seen {
     let played = runtime.block_on(Stage::play(call, home, world, &mut seen));
     seen.found.extend(played.err());
     seen
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 fn alive_tasks() -> usize {
@@ -141,7 +103,7 @@ impl Stage {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
         let tasks = alive_tasks();
-        Stage { look, proxy, caller, world: world.clone(), neighbour, tasks }
+        Stage { look, proxy, caller, world: world.clone(), neighbour, tasks, keys: RefCell::default() }
     }
 
     fn cast(&self, key: &str) -> Cast {
@@ -162,7 +124,7 @@ impl Stage {
         let end = run.driven.end();
         let awaits = run.driven.polls - usize::from(end != End::Dropped);
         self.proxy.pass();
-        if let Err(why) = run.judge(self, end).await {
+        if let Err(why) = run.judge(&self.look, &self.caller, self.world.patience, end).await {
             seen.found.push(format!("{}, {}, to its end: {why}", call.of, call.when));
         }
         seen.awaits = awaits;
@@ -210,7 +172,9 @@ impl Stage {
             self.proxy.reset_all();
         }
         self.proxy.pass();
-        let judged = join_all(played.into_iter().map(async |(cut, run, end)| (cut, end, run.judge(self, end).await)));
+        let judged = join_all(played.into_iter().map(async |(cut, run, end)| {
+            (cut, end, run.judge(&self.look, &self.caller, self.world.patience, end).await)
+        }));
         for (cut, end, judged) in judged.await {
             if let Err(why) = judged {
                 seen.found.push(format!("{}, {}; {trouble:?}; {cut:?}, {end:?}: {why}", call.of, call.when));
@@ -228,6 +192,7 @@ impl Stage {
         if call.others == Others::Wait {
             onlookers.wait(&self.look, self.world.patience).await;
         }
+        self.keys.borrow_mut().push(key.clone());
         Run { key, onlookers, driven: Driven::new(calling), settle }
     }
 
@@ -258,86 +223,20 @@ impl Stage {
 
     /// With the last handle everything goes.
     async fn close(self) -> Result<(), String> {
-        let Stage { look, proxy, caller, world, neighbour, .. } = self;
+        let Stage { look, proxy, caller, world, neighbour, keys, .. } = self;
         let key = neighbour.key().clone();
         neighbour.release().await.map_err(|error| format!("another lease of the caller's: {error}"))?;
         look.nothing_left(key.as_ref(), world.patience).await?;
+        // Nor did anything come back since.
+        for key in keys.into_inner() {
+            look.nothing_left(&key, Duration::ZERO).await.map_err(|why| format!("{key}, at the end: {why}"))?;
+        }
         drop(caller);
         wait(world.patience, || match (alive_tasks(), proxy.counts().open) {
             (0, 0) => Ok(()),
             (tasks, open) => Err(format!("with the leases gone, {tasks} tasks and {open} connections are left")),
         })
         .await
-    }
-}
-
-struct Run {
-    key: String,
-    onlookers: Onlookers,
-    driven: Driven,
-    settle: Box<dyn FnOnce(End, usize) -> super::table::Step>,
-}
-
-impl Run {
-    /// Puts the call on a runtime that ends when the call has been polled so often.
-    async fn ends_with_its_runtime(&mut self, cut: Cut) -> End {
-        let Some(mut call) = self.driven.take() else { return self.driven.end() };
-        let (polls, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (counted, finished) = (polls.clone(), done.clone());
-        let counting: Calling = Box::pin(poll_fn(move |context| {
-            if counted.load(SeqCst) >= cut.polls {
-                // Woken, and never polled again.
-                return Poll::Pending;
-            }
-            counted.fetch_add(1, SeqCst);
-            let polled = call.as_mut().poll(context);
-            finished.fetch_add(usize::from(polled.is_ready()), SeqCst);
-            polled
-        }));
-        let (ended, end) = tokio::sync::oneshot::channel();
-        let (polls_there, done_there) = (polls.clone(), done.clone());
-        let thread = std::thread::spawn(move || {
-            let runtime = runtime();
-            let panicked = runtime.block_on(async {
-                let task = tokio::spawn(counting);
-                let all = async {
-                    while polls_there.load(SeqCst) < cut.polls && done_there.load(SeqCst) == 0 && !task.is_finished() {
-                        tokio::task::yield_now().await;
-                        tokio::time::sleep(Duration::from_micros(200)).await;
-                    }
-                };
-                _ = tokio::time::timeout(FOLLOWED, all).await;
-                task.is_finished() && done_there.load(SeqCst) == 0
-            });
-            drop(runtime);
-            _ = ended.send(panicked);
-        });
-        let panicked = end.await.unwrap_or(true);
-        thread.join().unwrap();
-        let end = match done.load(SeqCst) {
-            0 if panicked => End::Panicked,
-            0 => End::Dropped,
-            _ => End::Done,
-        };
-        self.driven.ended_as(end, polls.load(SeqCst));
-        end
-    }
-
-    /// Nothing is left, nobody is harmed.
-    async fn judge(self, stage: &Stage, end: End) -> Result<(), String> {
-        let Run { key, onlookers, driven, settle } = self;
-        let (look, patience) = (&stage.look, stage.world.patience);
-        onlookers.call_is_over();
-        in_time("the caller", patience, settle(end, driven.polls)).await??;
-        look.nothing_left(&key, patience).await?;
-        onlookers.are_served(look, patience).await?;
-        look.nothing_left(&key, patience).await?;
-        look.nothing_of_anybody(&key, patience).await?;
-        // As good as before, for the caller too.
-        let again =
-            stage.caller.lease(&key).wait(patience).acquire().await.map_err(|e| format!("the same key: {e}"))?;
-        again.release().await.map_err(|error| format!("the same key: {error}"))?;
-        look.nothing_of_anybody(&key, patience).await
     }
 }
 
@@ -355,35 +254,4 @@ impl Seen {
             }
         }
     }
-}
-
-/// What is tried with a call that is polled so often before it is done.
-fn troubles(awaits: usize) -> Vec<Trouble> {
-    let hangs = |from, how, brief, loses| Trouble::Hangs { from, how, brief, loses };
-    let mut troubles = vec![
-        Trouble::None,
-        Trouble::RuntimeEnds,
-        hangs(0, Hang::Deaf, true, false),
-        hangs(0, Hang::Mute, true, true),
-        hangs(0, Hang::Deaf, false, true),
-        hangs(0, Hang::Mute, false, false),
-    ];
-    for from in 1..=awaits.min(2) {
-        troubles.push(hangs(from, Hang::Mute, true, false));
-        troubles.push(hangs(from, Hang::Deaf, false, false));
-    }
-    troubles
-}
-
-/// After every number of polls, before the wake and after it, and beyond the last.
-fn cuts(trouble: Trouble, awaits: usize) -> Vec<Cut> {
-    let polls = match trouble {
-        Trouble::None | Trouble::RuntimeEnds => 0..=awaits.min(POLLS) + 1,
-        Trouble::Hangs { from, brief: true, .. } => from..=from + 1,
-        Trouble::Hangs { from, .. } => from..=from + 4,
-    };
-    let both = polls.flat_map(|polls| [false, true].map(|woken| Cut { polls, woken }));
-    // Nobody waits for a wake while the server is to hang only briefly, nor on a runtime that ends.
-    let woken = !matches!(trouble, Trouble::RuntimeEnds | Trouble::Hangs { brief: true, .. });
-    both.filter(|cut| !cut.woken || woken && cut.polls > 0).collect()
 }

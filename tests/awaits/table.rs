@@ -1,266 +1,17 @@
 //! Every public async call, in every situation that makes it wait for something else.
 use super::{
-    cut::End,
-    look::{CALLER, Look, wait},
+    call::{ATTEMPT, Call, Cast, Ready, SHORT, Step, alone, call, so},
+    handle::Handle,
+    look::wait,
     onlookers::Others,
-    support::{
-        PATIENCE,
-        proxy::{Proxy, RENEW},
-    },
+    support::{PATIENCE, proxy::RENEW},
+    working::{NEVER, Work, guard, run, under, with_lease},
 };
 use futures_util::FutureExt;
-use leasehold::{Error, Lease, LeaseRequest, LeaseView, Leases, Lock, Wait, store::redis::RedisStore};
-use std::{
-    future::Future,
-    pin::Pin,
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
-use tokio::{sync::Mutex, task::yield_now};
-
-pub type Calling = Pin<Box<dyn Future<Output = ()> + Send>>;
-pub type Step = Pin<Box<dyn Future<Output = Result<(), String>>>>;
-
-/// What a call is made with.
-#[derive(Clone)]
-pub struct Cast {
-    /// Those of the caller.
-    pub leases: Leases,
-    pub url: String,
-    pub key: String,
-    /// Somebody else's.
-    pub others: Leases,
-    pub look: Rc<Look>,
-    pub proxy: Rc<Proxy>,
-}
-
-/// A call that is about to be made.
-pub struct Ready {
-    pub call: Calling,
-    /// Once the call is over and the server answers: what it has to have left behind as it was, and giving back what the
-    /// caller still has by right.
-    pub settle: Box<dyn FnOnce(End, usize) -> Step>,
-}
-
-pub struct Call {
-    /// As the source names it.
-    pub of: &'static str,
-    pub when: &'static str,
-    pub others: Others,
-    /// So often at least it is polled before it is done.
-    pub awaits: usize,
-    /// Also tried with the watchdog on the caller's own runtime.
-    pub at_home: bool,
-    pub prepare: fn(Cast) -> Pin<Box<dyn Future<Output = Ready>>>,
-}
-
-/// How long one exchange may take: a claim without an answer is released again after four of these.
-pub const ATTEMPT: Duration = Duration::from_millis(150);
-
-/// A short wait, that ends without the key.
-const SHORT: Duration = Duration::from_millis(300);
-
-impl Cast {
-    fn request(&self) -> LeaseRequest {
-        self.leases.lease(&self.key).wait(PATIENCE)
-    }
-
-    async fn lease(&self) -> Lease {
-        self.request().acquire().await.unwrap()
-    }
-
-    /// A `Leases` of the caller's for one call alone.
-    async fn leases_of_its_own(&self) -> Leases {
-        let builder = Leases::builder().label(CALLER).attempt(ATTEMPT).grace(Duration::from_millis(50));
-        builder.connect(&self.url).await.unwrap()
-    }
-}
-
-fn call<T: 'static>(future: impl Future<Output = T> + Send + 'static) -> Calling {
-    // Nothing is kept beside the future: what is dropped is the call and nothing else.
-    Box::pin(future.map(drop))
-}
-
-/// A call that leaves nothing that would have to be settled.
-pub fn alone<T: 'static>(future: impl Future<Output = T> + Send + 'static) -> Ready {
-    Ready { call: call(future), settle: Box::new(|_, _| Box::pin(async { Ok(()) })) }
-}
-
-fn so(so: bool, else_: &str) -> Result<(), String> {
-    if so { Ok(()) } else { Err(else_.to_owned()) }
-}
-
-/// Work with awaits in it, which panics at one of them.
-#[derive(Clone, Default)]
-struct Work {
-    begun: Arc<AtomicBool>,
-    gone: Arc<AtomicBool>,
-}
-
-struct Gone(Arc<AtomicBool>);
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
-}
-
-const NEVER: usize = usize::MAX;
-
-impl Work {
-    fn does(&self, panics_at: usize) -> impl Future<Output = ()> + Send + use<> {
-        self.begun.store(true, SeqCst);
-        let gone = Gone(self.gone.clone());
-        async move {
-            let _gone = gone;
-            for step in 0..3 {
-                assert!(step != panics_at, "the work panics at its await number {step}");
-                if step == 1 {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                } else {
-                    yield_now().await;
-                }
-            }
-        }
-    }
-
-    /// A call that does it.
-    fn within<T: 'static>(self, future: impl Future<Output = T> + Send + 'static) -> Ready {
-        let settle = move |_, _| so(self.begun.load(SeqCst) == self.gone.load(SeqCst), "the work is still there");
-        Ready { call: call(future), settle: Box::new(|end, polls| Box::pin(async move { settle(end, polls) })) }
-    }
-}
-
-fn run<const PANICS_AT: usize>(cast: &Cast) -> Ready {
-    let work = Work::default();
-    let does = work.clone();
-    work.within(cast.request().run(move |_lease| does.does(PANICS_AT)))
-}
-
-fn with_lease<const PANICS_AT: usize>(cast: &Cast) -> Ready {
-    let work = Work::default();
-    let does = work.clone();
-    work.within(cast.leases.with_lease(cast.key.clone(), move |_cancel| does.does(PANICS_AT)))
-}
-
-/// A lease that is still held when a call with a look at it was dropped.
-fn under<T: 'static>(lease: Lease, future: impl Future<Output = T> + Send + 'static) -> Ready {
-    let settle = async move {
-        so(lease.is_held(), "the lease that it looked at is held no more")?;
-        lease.release().await.map(drop).map_err(|error| format!("the lease that it looked at: {error}"))
-    };
-    Ready { call: call(future), settle: Box::new(|_, _| Box::pin(settle)) }
-}
-
-fn guard<const PANICS_AT: usize>(lease: Lease) -> Ready {
-    let work = Work::default();
-    let guard = lease.guard(work.does(PANICS_AT));
-    let gone = work.gone.clone();
-    let Ready { call, settle } = under(lease, guard);
-    let settle = |end, polls| -> Step {
-        let settled = settle(end, polls);
-        Box::pin(async move {
-            so(gone.load(SeqCst), "the work is still there")?;
-            settled.await
-        })
-    };
-    Ready { call, settle: Box::new(settle) }
-}
-
-/// One `lock` more or less on a handle that survives the call.
-struct Handle(Arc<Mutex<Lock>>);
-
-impl Handle {
-    fn new(cast: &Cast) -> Handle {
-        Handle(Arc::new(Mutex::new(cast.leases.lock(&cast.key))))
-    }
-
-    /// Afterwards the handle is as it was, or as the call says, and as good as new.
-    fn calls<T: Send + 'static>(
-        self,
-        cast: &Cast,
-        (before, after): (u32, u32),
-        does: impl AsyncFnOnceOnLock<T>,
-    ) -> Ready {
-        let calls = self.0.clone();
-        let future = async move {
-            let mut lock = calls.try_lock_owned().unwrap();
-            does.on(&mut lock).await
-        };
-        let key = cast.key.clone();
-        let others = cast.others.clone();
-        let settle = move |end, _polls| -> Step {
-            Box::pin(async move {
-                let mut lock = self.0.try_lock().map_err(|_| "the handle is still borrowed".to_owned())?;
-                let count = lock.hold_count();
-                let right = match end {
-                    // A release that was begun goes on.
-                    End::Dropped => count == before || after < before && count == after,
-                    _ => count == after || count == 0,
-                };
-                so(right, &format!("{count} holds where {before} were and {after} were to be"))?;
-                while lock.hold_count() > 0 {
-                    lock.unlock().await.map_err(|error| format!("the handle cannot unlock: {error}"))?;
-                }
-                // Unless it is another's all the time, or the next one's by now.
-                if before == 0
-                    && others
-                        .inspect(&key)
-                        .await
-                        .map_err(|error| error.to_string())?
-                        .is_none_or(|h| h.label.as_deref() == Some(CALLER))
-                {
-                    let again = lock.try_lock_for(PATIENCE).await.map_err(|error| format!("locked again: {error}"))?;
-                    so(again.is_some(), "the handle cannot be locked again")?;
-                    lock.unlock().await.map_err(|error| format!("unlocked again: {error}"))?;
-                }
-                Ok(())
-            })
-        };
-        Ready { call: call(future), settle: Box::new(settle) }
-    }
-}
-
-/// An async closure whose future is `Send` cannot be asked for by its bound, so each is a function here.
-pub trait AsyncFnOnceOnLock<T>: Send + 'static {
-    fn on(self, lock: &mut Lock) -> impl Future<Output = leasehold::Result<T>> + Send;
-}
-
-macro_rules! on_lock {
-    ($name:ident, $out:ty, |$lock:ident| $call:expr) => {
-        struct $name;
-        impl AsyncFnOnceOnLock<$out> for $name {
-            fn on(self, $lock: &mut Lock) -> impl Future<Output = leasehold::Result<$out>> + Send {
-                $call
-            }
-        }
-    };
-}
+use leasehold::{Error, Lease, LeaseView, Leases, Wait, store::redis::RedisStore};
+use std::time::Duration;
 
 const WHOLE: Duration = Duration::from_secs(30);
-on_lock!(DoLock, u64, |lock| lock.lock());
-on_lock!(DoLockFor, u64, |lock| lock.lock_for(WHOLE));
-on_lock!(DoTryLock, Option<u64>, |lock| lock.try_lock());
-on_lock!(DoTryLockFor, Option<u64>, |lock| lock.try_lock_for(PATIENCE));
-on_lock!(DoTryLockForShort, Option<u64>, |lock| lock.try_lock_for(SHORT));
-on_lock!(DoTryLockWith, Option<u64>, |lock| lock.try_lock_with(PATIENCE, WHOLE));
-on_lock!(DoUnlock, (), |lock| lock.unlock());
-on_lock!(DoIsLocked, bool, |lock| lock.is_locked());
-on_lock!(DoRemaining, Option<Duration>, |lock| lock.remaining_ttl());
-
-async fn locked(cast: &Cast, times: u32) -> Handle {
-    let handle = Handle::new(cast);
-    let mut lock = handle.0.try_lock().unwrap();
-    for _ in 0..times {
-        lock.lock().await.unwrap();
-    }
-    drop(lock);
-    handle
-}
 
 /// A lease that was handed over, so that it is renewed at once, and the answer to that does not come.
 async fn renewing(cast: &Cast) -> Lease {
@@ -343,6 +94,10 @@ pub fn table() -> Vec<Call> {
         }),
         row!("RedisStore::connect", "", Nobody, 1, |cast| alone(async move { RedisStore::connect(&cast.url).await })),
         row!("LeaseRequest::acquire", "the key is free", Nobody, 1, |cast| alone(cast.request().acquire())),
+        // Its claim can still be carried out when its connection is long given up, and another carries the release.
+        row!("LeaseRequest::acquire", "the claim travels long", Nobody, 1, |cast| {
+            alone(cast.request().attempt(10 * ATTEMPT).acquire())
+        }),
         row!("LeaseRequest::acquire", "the key is another's", Hold, 2, |cast| alone(cast.request().acquire())),
         row!("LeaseRequest::acquire", "the wait ends first", Hold, 1, |cast| {
             alone(cast.request().wait(SHORT).acquire())
@@ -405,35 +160,48 @@ pub fn table() -> Vec<Call> {
         row!("LeaseView::guard", "the work panics at its second await", Wait, 1, |cast| guard::<1>(cast.lease().await)),
         row!("Lease::release", "somebody waits", Wait, 1, |cast| alone(cast.lease().await.release())),
         row!("Lease::release", "a renewal is not answered", Wait, 2, |cast| alone(renewing(&cast).await.release())),
-        row!("Lock::lock", "the key is free", Nobody, 1, |cast| Handle::new(&cast).calls(&cast, (0, 1), DoLock)),
-        row!("Lock::lock", "the key is another's", Hold, 2, |cast| Handle::new(&cast).calls(&cast, (0, 1), DoLock)),
-        row!("Lock::lock", "it is locked", Wait, 0, |cast| locked(&cast, 1).await.calls(&cast, (1, 2), DoLock)),
+        row!("Lock::lock", "the key is free", Nobody, 1, |cast| Handle::new(&cast)
+            .calls(&cast, (0, 1), |lock| lock.lock().map(drop).boxed())),
+        row!("Lock::lock", "the key is another's", Hold, 2, |cast| Handle::new(&cast)
+            .calls(&cast, (0, 1), |lock| lock.lock().map(drop).boxed())),
+        row!("Lock::lock", "it is locked", Wait, 0, |cast| Handle::locked(&cast, 1).await.calls(
+            &cast,
+            (1, 2),
+            |lock| lock.lock().map(drop).boxed()
+        )),
         row!("Lock::lock_for", "the key is handed over", HandOver, 1, |cast| {
-            Handle::new(&cast).calls(&cast, (0, 1), DoLockFor)
+            Handle::new(&cast).calls(&cast, (0, 1), |lock| lock.lock_for(WHOLE).map(drop).boxed())
         }),
-        row!("Lock::try_lock", "the key is free", Nobody, 1, |cast| Handle::new(&cast).calls(&cast, (0, 1), DoTryLock)),
+        row!("Lock::try_lock", "the key is free", Nobody, 1, |cast| Handle::new(&cast)
+            .calls(&cast, (0, 1), |lock| lock.try_lock().map(drop).boxed())),
         row!("Lock::try_lock", "the key is another's", Hold, 1, |cast| Handle::new(&cast).calls(
             &cast,
             (0, 1),
-            DoTryLock
+            |lock| lock.try_lock().map(drop).boxed()
         )),
         row!("Lock::try_lock_for", "the key is handed over", HandOver, 1, |cast| {
-            Handle::new(&cast).calls(&cast, (0, 1), DoTryLockFor)
+            Handle::new(&cast).calls(&cast, (0, 1), |lock| lock.try_lock_for(PATIENCE).map(drop).boxed())
         }),
         row!("Lock::try_lock_for", "the wait ends first", Hold, 1, |cast| {
-            Handle::new(&cast).calls(&cast, (0, 1), DoTryLockForShort)
+            Handle::new(&cast).calls(&cast, (0, 1), |lock| lock.try_lock_for(SHORT).map(drop).boxed())
         }),
         row!("Lock::try_lock_with", "the key is free", Nobody, 1, |cast| {
-            Handle::new(&cast).calls(&cast, (0, 1), DoTryLockWith)
+            Handle::new(&cast).calls(&cast, (0, 1), |lock| lock.try_lock_with(PATIENCE, WHOLE).map(drop).boxed())
         }),
-        row!("Lock::unlock", "somebody waits", Wait, 1, |cast| locked(&cast, 1).await.calls(&cast, (1, 0), DoUnlock)),
-        row!("Lock::unlock", "it was locked twice", Wait, 0, |cast| locked(&cast, 2).await.calls(
+        row!("Lock::unlock", "somebody waits", Wait, 1, |cast| Handle::locked(&cast, 1).await.calls(
+            &cast,
+            (1, 0),
+            |lock| lock.unlock().map(drop).boxed()
+        )),
+        row!("Lock::unlock", "it was locked twice", Wait, 0, |cast| Handle::locked(&cast, 2).await.calls(
             &cast,
             (2, 1),
-            DoUnlock
+            |lock| lock.unlock().map(drop).boxed()
         )),
-        row!("Lock::is_locked", "", Hold, 1, |cast| Handle::new(&cast).calls(&cast, (0, 0), DoIsLocked)),
-        row!("Lock::remaining_ttl", "", Hold, 1, |cast| Handle::new(&cast).calls(&cast, (0, 0), DoRemaining)),
+        row!("Lock::is_locked", "", Hold, 1, |cast| Handle::new(&cast)
+            .calls(&cast, (0, 0), |lock| lock.is_locked().map(drop).boxed())),
+        row!("Lock::remaining_ttl", "", Hold, 1, |cast| Handle::new(&cast)
+            .calls(&cast, (0, 0), |lock| lock.remaining_ttl().map(drop).boxed())),
         row!("Lock::force_unlock", "it is locked", Wait, 1, |cast| {
             let mut lock = cast.leases.lock(&cast.key);
             lock.lock().await.unwrap();

@@ -1,12 +1,12 @@
 //! Calls that are wrong, each in its way: what looks for faults has to find theirs.
 use super::{
     alone,
+    call::{Call, Cast, Ready, alone as nothing_to_settle},
     look::CALLER,
     onlookers::Others,
     play_all,
     stage::Home,
     support::{proxy::Proxy, server::Connection},
-    table::{Call, Cast, Ready, alone as nothing_to_settle},
     world,
 };
 use leasehold::{
