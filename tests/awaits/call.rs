@@ -7,7 +7,13 @@ use super::{
 };
 use futures_util::FutureExt;
 use leasehold::{Lease, LeaseRequest, Leases};
-use std::{future::Future, pin::Pin, rc::Rc, time::Duration};
+use std::{
+    fmt::Display,
+    future::Future,
+    pin::Pin,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 pub type Calling = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub type Step = Pin<Box<dyn Future<Output = Result<(), String>>>>;
@@ -63,7 +69,18 @@ impl Cast {
     /// A `Leases` of the caller's for one call alone.
     pub async fn leases_of_its_own(&self) -> Leases {
         let builder = Leases::builder().label(CALLER).attempt(ATTEMPT).grace(Duration::from_millis(50));
-        builder.connect(&self.url).await.unwrap()
+        connected(|| builder.clone().connect(&self.url)).await
+    }
+}
+
+/// On a machine that is busy a connection may take longer than it may take.
+pub async fn connected<T, E: Display>(mut connect: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let start = Instant::now();
+    loop {
+        match connect().await {
+            Ok(connected) => return connected,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     support::PATIENCE,
 };
 use futures_util::future::BoxFuture;
-use leasehold::Lock;
+use leasehold::{Error, Holding, Lock};
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
@@ -41,19 +41,13 @@ impl Handle {
                 };
                 so(right, &format!("{count} holds where {before} were and {after} were to be"))?;
                 while lock.hold_count() > 0 {
-                    lock.unlock().await.map_err(|error| format!("the handle cannot unlock: {error}"))?;
+                    given_back(lock.unlock().await).map_err(|error| format!("the handle cannot unlock: {error}"))?;
                 }
                 // Unless it is another's all the time, or the next one's by now.
-                if before == 0
-                    && others
-                        .inspect(&key)
-                        .await
-                        .map_err(|error| error.to_string())?
-                        .is_none_or(|h| h.label.as_deref() == Some(CALLER))
-                {
+                if before == 0 && others.inspect(&key).await.is_ok_and(|holding| holding.is_none_or(|h| is_ours(&h))) {
                     let again = lock.try_lock_for(PATIENCE).await.map_err(|error| format!("locked again: {error}"))?;
                     so(again.is_some(), "the handle cannot be locked again")?;
-                    lock.unlock().await.map_err(|error| format!("unlocked again: {error}"))?;
+                    given_back(lock.unlock().await).map_err(|error| format!("unlocked again: {error}"))?;
                 }
                 Ok(())
             })
@@ -70,5 +64,17 @@ impl Handle {
         }
         drop(lock);
         handle
+    }
+}
+
+fn is_ours(holding: &Holding) -> bool {
+    holding.label.as_deref() == Some(CALLER)
+}
+
+/// What is not confirmed goes on in the background.
+fn given_back(unlocked: leasehold::Result<()>) -> leasehold::Result<()> {
+    match unlocked {
+        Err(Error::Store { source, .. }) if source.may_pass() => Ok(()),
+        other => other,
     }
 }

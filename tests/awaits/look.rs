@@ -75,6 +75,13 @@ impl Look {
         self.cmd(&["PTTL", key]).int()
     }
 
+    /// Whether the process of the key's holder has subscribed to what the server says to it.
+    pub fn is_heard(&self, key: &str) -> bool {
+        let value = self.value(key).unwrap_or_default();
+        let channel = format!("leasehold:{}", value.split('/').nth(1).unwrap_or_default());
+        self.cmd(&["PUBSUB", "NUMSUB", &channel]).list()[1].int() == 1
+    }
+
     pub fn waiting(&self, key: &str) -> i64 {
         self.cmd(&["ZCARD", &format!("{{{key}}}:queue")]).int()
     }

@@ -35,7 +35,7 @@ use support::{PATIENCE, server::Server};
 use table::table;
 
 /// Plays at a time: they mostly wait.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 14;
 
 /// They count the threads of this process.
 fn alone() -> MutexGuard<'static, ()> {

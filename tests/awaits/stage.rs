@@ -1,6 +1,6 @@
 //! A call played many times, each time dropped somewhere else, while the server answers or hangs.
 use super::{
-    call::{ATTEMPT, Call, Cast, Ready},
+    call::{ATTEMPT, Call, Cast, Ready, connected},
     cut::{Cut, Driven, End},
     look::{CALLER, Look, wait},
     onlookers::{Onlookers, Others},
@@ -89,19 +89,18 @@ impl Stage {
 
     async fn open(home: Home, world: &World) -> Stage {
         let proxy = Rc::new(Proxy::to(world.port));
+        let url = proxy.url();
         let builder = Leases::builder().label(CALLER).attempt(ATTEMPT);
         let caller = match home {
-            Home::Thread => builder.connect(&proxy.url()).await.unwrap(),
-            Home::CallersRuntime => builder.build(RedisStore::connect(&proxy.url()).await.unwrap()).unwrap(),
+            Home::Thread => connected(|| builder.clone().connect(&url)).await,
+            Home::CallersRuntime => builder.build(connected(|| RedisStore::connect(&url)).await).unwrap(),
         };
         let look = Rc::new(Look::at(world.port));
         let name = format!("{}-neighbour", proxy.address().port());
         let neighbour = caller.lease(&name).acquire().await.unwrap();
         proxy.until(|counts| counts.open == 3).await;
-        if home == Home::CallersRuntime {
-            // The last of the connections is not through with its greetings.
-            tokio::time::sleep(Duration::from_millis(300)).await;
-        }
+        let heard = || if look.is_heard(&name) { Ok(()) } else { Err("nobody hears what the server says".into()) };
+        wait(world.patience, heard).await.unwrap();
         let tasks = alive_tasks();
         Stage { look, proxy, caller, world: world.clone(), neighbour, tasks, keys: RefCell::default() }
     }

@@ -4,7 +4,10 @@ use super::{
     handle::Handle,
     look::wait,
     onlookers::Others,
-    support::{PATIENCE, proxy::RENEW},
+    support::{
+        PATIENCE,
+        proxy::{CLAIM, RENEW},
+    },
     working::{NEVER, Work, guard, run, under, with_lease},
 };
 use futures_util::FutureExt;
@@ -88,16 +91,17 @@ macro_rules! row {
 
 pub fn table() -> Vec<Call> {
     vec![
+        // It is carried out when its connection is long given up, and after the release, which another carried.
+        row!("LeaseRequest::acquire", "the claim travels long", Nobody, 1, |cast| {
+            cast.proxy.hold_request(CLAIM);
+            alone(cast.request().attempt(6 * ATTEMPT).acquire())
+        }),
         row!("Leases::connect", "", Nobody, 1, |cast| alone(async move { Leases::connect(&cast.url).await })),
         row!("LeasesBuilder::connect", "", Nobody, 1, |cast| {
             alone(async move { Leases::builder().connect(&cast.url).await })
         }),
         row!("RedisStore::connect", "", Nobody, 1, |cast| alone(async move { RedisStore::connect(&cast.url).await })),
         row!("LeaseRequest::acquire", "the key is free", Nobody, 1, |cast| alone(cast.request().acquire())),
-        // Its claim can still be carried out when its connection is long given up, and another carries the release.
-        row!("LeaseRequest::acquire", "the claim travels long", Nobody, 1, |cast| {
-            alone(cast.request().attempt(10 * ATTEMPT).acquire())
-        }),
         row!("LeaseRequest::acquire", "the key is another's", Hold, 2, |cast| alone(cast.request().acquire())),
         row!("LeaseRequest::acquire", "the wait ends first", Hold, 1, |cast| {
             alone(cast.request().wait(SHORT).acquire())
