@@ -7,6 +7,7 @@ use crate::{
     tenure::Settling,
 };
 use std::{
+    future::Future,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -33,13 +34,16 @@ pub(crate) struct Farewell {
 }
 
 impl Farewell {
-    pub(crate) async fn say(self, engine: Arc<Engine>) {
+    /// Not an `async fn`: what such a one is given is lost when its runtime ends before the first poll.
+    pub(crate) fn say(self, engine: Arc<Engine>) -> impl Future<Output = ()> {
         let mut under_way = UnderWay { engine, farewell: Some(self) };
-        if let Some(farewell) = &mut under_way.farewell {
-            farewell.through(&under_way.engine).await;
-        }
-        if let Some(said) = under_way.farewell.take() {
-            drop(said.parting);
+        async move {
+            if let Some(farewell) = &mut under_way.farewell {
+                farewell.through(&under_way.engine).await;
+            }
+            if let Some(said) = under_way.farewell.take() {
+                drop(said.parting);
+            }
         }
     }
 
@@ -135,5 +139,36 @@ impl Drop for Parting {
         if self.0.under_way.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.none.notify_waiters();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Clock,
+        engine::Keeper,
+        host::Host,
+        store::{Identity, MemoryStore},
+    };
+
+    /// A task may be dropped with its runtime before it was polled once.
+    #[tokio::test(start_paused = true)]
+    async fn a_farewell_whose_runtime_ends_before_its_first_poll_is_left_to_the_next_watchdog() {
+        let (clock, me) = (Clock::tokio(), Identity::new("me").unwrap());
+        let store = Arc::new(MemoryStore::with_clock(clock.clone()));
+        let keeper = Keeper(Engine::new(store, clock, me.clone(), Host::callers()));
+        keeper.bid_farewell(Farewell {
+            key: "k".into(),
+            owner: Owner::draw(&me).unwrap(),
+            attempt: Duration::from_secs(1),
+            settling: None,
+            until: keeper.clock().now().after(Duration::from_secs(30)),
+            again_at: None,
+            parting: keeper.partings.begin(),
+        });
+        let farewell = keeper.take_farewells().pop().unwrap();
+        drop(farewell.say(keeper.0.clone()));
+        assert_eq!(keeper.take_farewells().len(), 1);
     }
 }

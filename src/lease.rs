@@ -212,16 +212,18 @@ impl Lease {
     /// # Errors
     /// [`Error::Lost`] when the lease was lost before; nothing of the next owner's is touched. [`Error::Store`] when the
     /// store refused.
-    pub async fn release(mut self) -> Result<Released> {
-        let tenure = self.view.tenure.clone();
-        let _parting = tenure.keeper.partings.begin();
+    pub async fn release(self) -> Result<Released> {
+        // Goes after the lease, whose drop may have more to send: a shutdown waits for the last of it.
+        let _parting = self.view.tenure.keeper.partings.begin();
+        let mut lease = self;
+        let tenure = lease.view.tenure.clone();
         tenure.end().map_err(|reason| Lost::new(&tenure.key, tenure.fence, reason))?;
         if let Some(settling) = tenure.settling() {
             settling.wait().await;
         }
-        let released = self.ask(&tenure).await?;
+        let released = lease.ask(&tenure).await?;
         // A claim of ours that is still on its way would take the key again: the farewell in `drop` waits for it.
-        self.parted = released != Released::Unconfirmed && tenure.clock().now() >= tenure.echo_until;
+        lease.parted = released != Released::Unconfirmed && tenure.clock().now() >= tenure.echo_until;
         if released == Released::Unconfirmed {
             tracing::warn!(key = %tenure.key, fence = tenure.fence, "the release of a lease was not confirmed; trying on");
         } else {
@@ -256,18 +258,93 @@ impl Deref for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let tenure = &self.view.tenure;
-        let ended = tenure.end();
-        let nothing_left = ended.is_err_and(|reason| !tenure.leaves_something(&reason));
-        if self.parted || nothing_left {
+        if self.parted {
             return;
         }
-        tenure.bid_farewell();
+        let tenure = &self.view.tenure;
+        // Before the end is told: a shutdown that hears of it waits for what follows.
+        let _parting = tenure.keeper.partings.begin();
+        let ended = tenure.end();
+        let nothing_left = ended.is_err_and(|reason| !tenure.leaves_something(&reason));
+        if !nothing_left {
+            tenure.bid_farewell();
+        }
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.view, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Clock, Leases, farewell::Partings, store::MemoryStore};
+    use std::{
+        pin::pin,
+        sync::atomic::{AtomicBool, Ordering},
+        task::{Context, Wake, Waker},
+    };
+
+    impl LeaseView {
+        pub(crate) fn tenure(&self) -> &Arc<Tenure> {
+            &self.tenure
+        }
+    }
+
+    async fn held() -> Lease {
+        let clock = Clock::tokio();
+        let leases = Leases::builder().clock(clock.clone()).build(MemoryStore::with_clock(clock)).unwrap();
+        leases.lease("k").acquire().await.unwrap()
+    }
+
+    /// Notes whether nothing was under way at the moment when it was woken.
+    struct Early {
+        partings: Partings,
+        nothing_under_way: AtomicBool,
+    }
+
+    impl Wake for Early {
+        fn wake(self: Arc<Self>) {
+            let mut over = pin!(self.partings.over());
+            let over = over.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            self.nothing_under_way.fetch_or(over, Ordering::SeqCst);
+        }
+    }
+
+    /// What wakes a shutdown as this lease ends must not find that there is nothing to wait for.
+    fn early(lease: &Lease) -> (Arc<Early>, Waker) {
+        let partings = lease.tenure().keeper.partings.clone();
+        let early = Arc::new(Early { partings, nothing_under_way: AtomicBool::new(false) });
+        (early.clone(), early.into())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_that_hears_of_a_dropped_lease_finds_its_release_under_way() {
+        let lease = held().await;
+        let (early, waker) = early(&lease);
+        let view = lease.view();
+        let mut lost = pin!(view.lost());
+        assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(lease);
+        assert!(!early.nothing_under_way.load(Ordering::SeqCst));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_that_waits_for_a_release_goes_on_waiting_when_it_is_dropped_midway() {
+        let lease = held().await;
+        let (early, waker) = early(&lease);
+        let partings = early.partings.clone();
+        // A renewal in flight, for the store in this process would answer the release at once.
+        lease.tenure().clock().suspend(Duration::from_secs(10));
+        lease.tenure().tick(lease.tenure().clock().now());
+        let mut release = Box::pin(lease.release());
+        assert!(release.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let mut over = pin!(partings.over());
+        assert!(over.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(release);
+        assert!(!early.nothing_under_way.load(Ordering::SeqCst));
     }
 }

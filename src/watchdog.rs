@@ -6,7 +6,7 @@ use crate::{
     store::{Renewal, Renewed},
     tenure::{Action, COALESCE, Tenure},
 };
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 use tokio::task::{JoinError, JoinSet};
 
 /// The longest list of renewals, so that the server is never held for more than a moment.
@@ -90,23 +90,26 @@ fn due_lists(engine: &Engine, now: Moment) -> Vec<Vec<Arc<Tenure>>> {
     lists
 }
 
-async fn renew(engine: Arc<Engine>, tenures: Vec<Arc<Tenure>>) {
+/// Not an `async fn`: its list has to be answered also when its runtime ends before the first poll.
+fn renew(engine: Arc<Engine>, tenures: Vec<Arc<Tenure>>) -> impl Future<Output = ()> {
     let renewals: Vec<Renewal> = tenures.iter().map(|tenure| tenure.renewal()).collect();
     let give_up = tenures.iter().map(|tenure| tenure.alarm_at()).max().unwrap_or(Moment(0));
     let asked = tenures.len();
     let mut list = List { sent: engine.clock.now(), waiting: tenures.into_iter() };
-    tokio::select! {
-        biased;
-        answers = engine.store.renew_all(&renewals) => {
-            if answers.len() != asked {
-                tracing::error!("a store gave {} answers to {asked} renewals", answers.len());
+    async move {
+        tokio::select! {
+            biased;
+            answers = engine.store.renew_all(&renewals) => {
+                if answers.len() != asked {
+                    tracing::error!("a store gave {} answers to {asked} renewals", answers.len());
+                }
+                for answer in answers {
+                    list.next(Some(answer));
+                }
             }
-            for answer in answers {
-                list.next(Some(answer));
-            }
+            // The leases end by their own deadlines; nobody needs the answer any more.
+            () = engine.clock.sleep_until(give_up) => {}
         }
-        // The leases end by their own deadlines; nobody needs the answer any more.
-        () = engine.clock.sleep_until(give_up) => {}
     }
 }
 
@@ -127,5 +130,25 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         while self.next(None) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Clock, Leases, store::MemoryStore};
+
+    /// A task may be dropped with its runtime before it was polled once.
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_whose_runtime_ends_before_its_first_poll_is_in_flight_no_more() {
+        let clock = Clock::tokio();
+        let leases = Leases::builder().clock(clock.clone()).build(MemoryStore::with_clock(clock.clone())).unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let tenure = lease.tenure();
+        clock.suspend(Duration::from_secs(10));
+        assert_eq!(tenure.tick(clock.now()), Action::Renew);
+        assert!(tenure.settling().is_some());
+        drop(renew(tenure.keeper.0.clone(), vec![tenure.clone()]));
+        assert!(tenure.settling().is_none());
     }
 }

@@ -263,6 +263,24 @@ async fn one_reply_is_late_and_holds_up_what_is_behind_it() {
 }
 
 #[tokio::test]
+async fn one_request_is_late_and_holds_up_what_is_behind_it() {
+    let (_echo, proxy, mut client) = echo_behind_proxy().await;
+    let mut other = Client::connect(&proxy).await;
+    let before = proxy.counts().requests;
+    proxy.hold_request("1");
+    client.says("1").await;
+    client.says("2").await;
+    proxy.until(|c| c.held == 1).await;
+    other.says("3").await;
+    other.hears("3").await;
+    assert_eq!(proxy.counts().requests, before + 1);
+    client.has_heard_nothing();
+    proxy.deliver();
+    client.hears("1").await;
+    client.hears("2").await;
+}
+
+#[tokio::test]
 async fn a_server_that_is_gone_resets_its_client() {
     let nobody = traffic::keep((Ipv4Addr::LOCALHOST, 0).into());
     let proxy = Proxy::to(nobody.local_addr().unwrap().port());

@@ -73,7 +73,7 @@ pub(super) struct Rules {
     pub(super) requests: Flow,
     pub(super) replies: Flow,
     pub(super) listening: bool,
-    /// How often held replies were let go.
+    /// How often what was held was let go.
     pub(super) deliveries: u64,
     /// How often all connections were reset.
     pub(super) resets: u64,
@@ -97,6 +97,7 @@ pub(super) struct Armed {
 #[derive(Clone, Copy)]
 pub(super) enum Fault {
     Cut { after: usize },
+    Held,
     Reply(Fate),
 }
 
@@ -183,6 +184,10 @@ impl Proxy {
     pub fn cut_request(&self, within: impl AsRef<[u8]>, bytes: usize) {
         self.arm(within.as_ref(), Fault::Cut { after: bytes });
     }
+    /// Holds the next request that contains `within`, and what comes behind it on its connection, until `deliver`.
+    pub fn hold_request(&self, within: impl AsRef<[u8]>) {
+        self.arm(within.as_ref(), Fault::Held);
+    }
     /// Loses the reply to the next request that contains `within` (to any, if that is empty). The request was carried
     /// out.
     pub fn lose_reply(&self, within: impl AsRef<[u8]>, then: Then) {
@@ -192,7 +197,7 @@ impl Proxy {
     pub fn hold_reply(&self, within: impl AsRef<[u8]>) {
         self.arm(within.as_ref(), Fault::Reply(Fate::Held));
     }
-    /// Delivers what `hold_reply` holds.
+    /// Delivers what `hold_reply` and `hold_request` hold.
     pub fn deliver(&self) {
         self.switch(|r| r.deliveries += 1);
     }

@@ -160,6 +160,10 @@ async fn send_requests(
                         shared.count(|c| c.lost += 1);
                         return Err(io::ErrorKind::ConnectionReset.into());
                     }
+                    Some(Fault::Held) => {
+                        shared.held_until_delivered().await;
+                        Fate::Arrives
+                    }
                     Some(Fault::Reply(fate)) => fate,
                     None => Fate::Arrives,
                 };
