@@ -193,11 +193,15 @@ impl Pursuit {
                 // Nobody else is in the way, should there be no time to ask again.
                 self.obstacle =
                     Some(Obstacle::Store(StoreError::unavailable("the claim was answered too late to be used")));
+                if !self.place.held(sent, fence, self.now()) {
+                    self.ask_at = self.now();
+                    return None;
+                }
                 self.keep(fence, term, false)
             }
             Claimed::Queued { ahead, retry_in, seen, ticket, holder } => {
                 self.engaged = true;
-                self.place.queued(sent, seen, ticket);
+                self.place.queued(sent, seen, ticket, self.now());
                 self.obstacle = Some(self.held_by(holder, retry_in));
                 self.pauses.reset();
                 // The first in line comes when the holder's TTL ends, the second in case the first is dead; nobody else.

@@ -240,6 +240,24 @@ async fn a_grant_that_ended_while_its_message_stalled_is_not_revived_by_the_answ
     assert_still_waits(&waiting).await;
 }
 
+/// The model found it: of two claims under way the older is carried out first and takes the key, which is then deleted by
+/// hand. Work would begin under an ownership that is known to have gone, and nobody would take back what the newer one has.
+#[tokio::test(start_paused = true)]
+async fn an_ownership_that_a_newer_answer_has_shown_to_be_over_makes_no_lease() {
+    let mut counter = counter();
+    let waiting = counter.wait();
+    let (older, newer) = (counter.claim().await, counter.claim().await);
+    newer.queued(8);
+    sleep(ms(1)).await;
+    older.answer(Claimed::held(8));
+    assert_still_waits(&waiting).await;
+    // What was asked since is believed, whatever its fence: the server may have lost its data, and its clock be behind.
+    let since = counter.claim().await;
+    let sent = since.at;
+    since.answer(Claimed::held(8));
+    assert_counts_from(&lease(waiting).await, sent, 30 * SECOND);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_grant_of_which_too_little_is_left_is_asked_for_again_and_then_lasts_a_whole_ttl() {
     // At 2,668 ms work that could not be renewed would be told to stop.

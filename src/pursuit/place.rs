@@ -7,9 +7,10 @@ pub(super) struct Place {
     pub(super) ticket: Option<Ticket>,
     /// When the first claim was sent: before that, this owner can have owned nothing.
     first: Option<Moment>,
-    /// The latest claim that was answered "queued": when it was sent, and which fence had been given by then. A grant with a
-    /// larger fence was made after it was sent.
-    base: Option<(Moment, u64)>,
+    /// When the latest of the claims was sent that were answered "queued". Before it was, a later grant cannot have been made.
+    base: Option<Moment>,
+    /// An ownership under this fence or a smaller one has ended, and since when we know.
+    over: Option<(u64, Moment)>,
 }
 
 impl Place {
@@ -18,21 +19,30 @@ impl Place {
         self.first.get_or_insert(sent);
     }
 
-    /// The claim sent then was answered "queued". Answers may come out of order.
-    pub(super) fn queued(&mut self, sent: Moment, seen: u64, ticket: Ticket) {
+    /// The claim sent then was answered "queued", now. Answers may come out of order.
+    pub(super) fn queued(&mut self, sent: Moment, seen: u64, ticket: Ticket, now: Moment) {
         self.ticket = Some(ticket);
-        if self.base.is_none_or(|(base, _)| base <= sent) {
-            self.base = Some((sent, seen));
-        }
+        self.base = self.base.max(Some(sent));
+        self.ended(seen, now);
+    }
+
+    /// The claim sent then was answered "held", now: whether that may still be so. An answer to another claim can have shown
+    /// it to be over, but not for a claim that was sent since: what the server says then is so, whatever the fence.
+    pub(super) fn held(&mut self, sent: Moment, fence: u64, now: Moment) -> bool {
+        let lasts = self.over.is_none_or(|(over, known)| fence > over || sent >= known);
+        self.ended(fence.saturating_sub(1), now);
+        lasts
     }
 
     /// From when on an ownership under `fence` counts: before it can have begun, never from when word of it came. `None` when
-    /// it is an older one that has gone since: by the time of the last answer its fence had been given.
+    /// it is one that has ended since.
     pub(super) fn granted_after(&self, fence: u64) -> Option<Moment> {
-        match self.base {
-            Some((_, seen)) if seen >= fence => None,
-            Some((base, _)) => self.first.max(Some(base)),
-            None => self.first,
+        if self.over.is_some_and(|(over, _)| fence <= over) { None } else { self.first.max(self.base) }
+    }
+
+    fn ended(&mut self, fence: u64, now: Moment) {
+        if self.over.is_none_or(|(over, _)| fence > over) {
+            self.over = Some((fence, now));
         }
     }
 }
@@ -48,11 +58,26 @@ mod tests {
         place.asked(Moment(10));
         place.asked(Moment(20));
         assert_eq!(place.granted_after(1), Some(Moment(10)), "word of it overtook the first answer");
-        place.queued(Moment(20), 5, Ticket(1));
+        place.queued(Moment(20), 5, Ticket(1), Moment(30));
         assert_eq!(place.granted_after(6), Some(Moment(20)));
         assert_eq!(place.granted_after(5), None, "it had been given by then, and has gone");
-        place.queued(Moment(10), 4, Ticket(1));
+        place.queued(Moment(10), 4, Ticket(1), Moment(31));
         assert_eq!(place.granted_after(6), Some(Moment(20)), "an answer that comes late takes nothing back");
         assert_eq!(place.granted_after(5), None);
+    }
+
+    #[test]
+    fn an_answer_under_way_cannot_bring_back_what_another_has_shown_to_be_over() {
+        let mut place = Place::default();
+        place.asked(Moment(10));
+        assert!(place.held(Moment(10), 5, Moment(30)));
+        assert!(place.held(Moment(10), 5, Moment(30)), "the same again");
+        assert!(!place.held(Moment(20), 4, Moment(31)));
+        assert_eq!(place.granted_after(4), None);
+        assert!(place.granted_after(5).is_some(), "it is the one that we had");
+        place.queued(Moment(20), 5, Ticket(1), Moment(40));
+        assert!(!place.held(Moment(39), 5, Moment(41)));
+        assert!(place.held(Moment(40), 5, Moment(50)), "asked since");
+        assert!(place.held(Moment(20), 6, Moment(50)));
     }
 }
