@@ -40,7 +40,7 @@ use Fault::*;
 
 /// How often each comes before the cards are shuffled again.
 const DECK: [(Fault, usize); 15] = [
-    (Stop, 7),
+    (Stop, 9),
     (Kill, 3),
     (Cut, 2),
     (CutMidway, 2),
@@ -70,12 +70,13 @@ impl Fault {
         let (short, long) = match self {
             Kill | Cut | Restart | KillClients | KillInboxes | FlushScripts => return Duration::ZERO,
             CutMidway | LoseReply => return TTL / 2,
-            Stop | Hang => (0.4, 2.5),
+            Stop => (0.7, 3.0),
+            Hang => (0.4, 2.5),
             Vanish | Delay | Refuse => (0.4, 2.0),
             Freeze | Pause => (0.3, 1.5),
         };
         let share = rng.f64();
-        TTL.mul_f64(if rng.bool() { 0.03 + share * (short - 0.03) } else { short + share * (long - short) })
+        TTL.mul_f64(if rng.u8(..5) < 2 { 0.03 + share * (short - 0.03) } else { short + share * (long - short) })
     }
 }
 
