@@ -1,26 +1,22 @@
 //! A server, workers that each reach it through a proxy of their own, and the hand that does harm to them.
 use super::{
-    GAP, TTL,
+    TTL,
     judge::{Covered, Evidence},
     notes::{self, Trouble, now},
     plan::{Fault, Planned},
+    pulse::Pulse,
     resource::Resource,
     support::{
         PATIENCE,
         child::Child,
         proxy::{CLAIM, Flow, Proxy, RELEASE, RENEW, Then},
-        server::{Connection, Server},
+        server::Server,
     },
     worker::Orders,
 };
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, TcpStream},
     path::PathBuf,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
     thread,
     time::{Duration, Instant},
 };
@@ -152,6 +148,24 @@ impl Field {
         }
     }
 
+    /// Nothing goes wrong any more: waits until each worker has had a turn at each key, and until there is enough of it.
+    pub fn recover(&mut self, enough: impl Fn(Covered) -> bool) {
+        let (from, start) = (now(), Instant::now());
+        loop {
+            let evidence = self.evidence();
+            let leases = &evidence.leases;
+            let had = |place: usize, key: u64| leases.iter().any(|l| l.got > from && (l.worker, l.key) == (place, key));
+            let places = (0..self.workers.len()).flat_map(|place| (0..self.setup.keys).map(move |key| (place, key)));
+            let without: Vec<_> = places.filter(|(place, key)| !had(*place, *key)).collect();
+            if without.is_empty() && (enough(evidence.covered()) || start.elapsed() > PATIENCE) {
+                return;
+            }
+            self.look_at_workers();
+            assert!(start.elapsed() < 2 * PATIENCE, "no turn came to (worker, key) {without:?}");
+            thread::sleep(Duration::from_millis(300));
+        }
+    }
+
     fn begin_fault(&mut self, planned: &Planned) {
         let Planned { at, until, fault, worker, choice } = *planned;
         let lasts = until - at;
@@ -230,7 +244,7 @@ impl Field {
     pub fn evidence(&self) -> Evidence {
         let mut evidence =
             Evidence { writes: self.resource.writes(), data_lost: !self.setup.durable, ..Evidence::default() };
-        evidence.troubles.extend(self.troubles.iter().chain(self.pulse.gaps.lock().unwrap().iter()));
+        evidence.troubles.extend(self.troubles.iter().chain(&self.pulse.gaps()));
         for (place, log) in &self.logs {
             let (leases, starved) = notes::read(log, *place);
             evidence.leases.extend(leases);
@@ -264,52 +278,4 @@ impl Field {
 
 fn within(choice: u64) -> &'static str {
     [CLAIM, RENEW, RENEW, RELEASE][usize::try_from(choice % 4).unwrap()]
-}
-
-/// Asks the server all the time whether it is there, and notes when it, or this process, was not.
-struct Pulse {
-    gaps: Arc<Mutex<Vec<Trouble>>>,
-    over: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Pulse {
-    fn of(port: u16) -> Pulse {
-        let (gaps, over) = (Arc::<Mutex<Vec<Trouble>>>::default(), Arc::new(AtomicBool::new(false)));
-        let (noted, ends) = (gaps.clone(), over.clone());
-        let thread = thread::spawn(move || {
-            let mut connection: Option<Connection> = None;
-            let mut from = now();
-            while !ends.load(Ordering::Acquire) {
-                thread::sleep(Duration::from_millis(10));
-                if connection.is_none() {
-                    let stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE);
-                    connection = stream.and_then(Connection::over).ok();
-                }
-                // An error, such as `LOADING`, is no answer.
-                if connection.as_mut().is_some_and(|side| side.try_cmd(&["PING"]).is_ok()) {
-                    let until = now();
-                    if until - from > GAP.as_nanos().try_into().unwrap() {
-                        noted.lock().unwrap().push(Trouble { worker: None, from, until });
-                    }
-                    from = until;
-                } else {
-                    connection = None;
-                }
-            }
-        });
-        Pulse { gaps, over, thread: Some(thread) }
-    }
-}
-
-impl Drop for Pulse {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // A server that a panic left stopped is killed after this, and answers nothing until then.
-            if !thread::panicking() {
-                thread.join().ok();
-            }
-        }
-    }
 }
