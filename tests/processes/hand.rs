@@ -15,7 +15,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -37,19 +37,24 @@ fn left(view: &LeaseView) -> u64 {
     nanos(view.valid_for())
 }
 
-/// A process's file, and the numbers of its leases.
+/// A process's file, the numbers of its leases, and whether it is to end.
 pub struct Log {
     file: File,
     next: AtomicU64,
+    over: AtomicBool,
 }
 
 impl Log {
     pub fn create(path: &Path) -> Log {
         let file = File::options().create_new(true).append(true).open(path).unwrap();
-        Log { file, next: AtomicU64::new(0) }
+        Log { file, next: AtomicU64::new(0), over: AtomicBool::new(false) }
     }
     fn note(&self, note: &Note) {
         (&self.file).write_all(format!("{note}\n").as_bytes()).unwrap();
+    }
+    /// What no runtime can drop ends by this.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Release);
     }
     /// A lease can be lost, and nobody is to blame, when threads don't get to run.
     pub fn look_for_gaps(&self) {
@@ -188,7 +193,7 @@ impl Hand {
         let working = spawn_blocking(move || {
             hand.begins(round, Some(&lease));
             let until = now() + nanos(round.length);
-            while now() < until {
+            while now() < until && !hand.log.over.load(Ordering::Acquire) {
                 hand.watch.look();
                 if let Err(error) = lease.ensure_held() {
                     return (Err(error), lease);

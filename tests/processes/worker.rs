@@ -83,10 +83,11 @@ async fn work(orders: Orders) {
         }
     })
     .await;
-    let mut tasks = JoinSet::new();
+    let (mut tasks, mut hands) = (JoinSet::new(), Vec::new());
     for key in 0..orders.keys {
         let (leases, log) = (leases.clone(), log.clone());
         let hand = Arc::new(Hand::new(leases, log, key, &orders.resource));
+        hands.push(hand.clone());
         if orders.careless {
             tasks.spawn(hand.carelessly());
         } else {
@@ -99,8 +100,10 @@ async fn work(orders: Orders) {
             () = tokio::time::sleep(LOOK) => {}
         }
     }
-    // They are dropped wherever they are.
+    // They are dropped wherever they are, but for what blocks a thread.
+    log.end();
     tasks.shutdown().await;
+    support::until("no thread works", || hands.iter().all(|hand| Arc::strong_count(hand) == 1)).await;
     leases.shutdown().await;
 }
 
