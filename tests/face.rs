@@ -1,6 +1,7 @@
 //! The public face, as the programs that people write with it. Much of what is proved here is that they compile.
 use leasehold::{
-    CancellationToken, Error, Key, Lease, LeaseRequest, LeaseView, Leases, Lock, LossReason, Result, Wait,
+    CancellationToken, Clock, Error, Key, Lease, LeaseRequest, LeaseView, Leases, Lock, LossReason, Result, Wait,
+    store::MemoryStore,
 };
 use std::{error::Error as StdError, future::Future, io, rc::Rc, sync::Arc, time::Duration};
 use tokio::{
@@ -267,6 +268,51 @@ async fn a_step_longer_than_what_is_left_is_refused_and_says_how_much_is_left() 
     let error = lease.ensure_held_for(30 * SECOND).unwrap_err();
     assert!(matches!(error, Error::Expiring { valid_for, .. } if valid_for == lease.valid_for()), "{error}");
     assert_eq!(lease.valid_until(), tokio::time::Instant::now() + lease.valid_for());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_names_its_key_its_fence_and_whoever_took_it() {
+    let leases = Leases::builder().label("worker-7").clock(Clock::tokio()).build(MemoryStore::new()).unwrap();
+    let lease = leases.lease("k").acquire().await.unwrap();
+    let holding = leases.inspect("k").await.unwrap().unwrap();
+    assert_eq!((lease.key().as_str(), lease.label()), ("k", "worker-7"));
+    assert_eq!((holding.fence, holding.label.as_deref()), (Some(lease.fence()), Some("worker-7")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_is_written_under_a_lease_and_not_under_one_that_was_lost_or_overtaken() {
+    let leases = Leases::in_memory();
+    let first = leases.lease("k").acquire().await.unwrap();
+    first.write("v", "first").await.unwrap();
+    assert_eq!(leases.read("v").await.unwrap().as_deref(), Some(&b"first"[..]));
+    let stale = first.fence();
+    leases.force_release("k").await.unwrap();
+    assert!(first.write("v", "lost").await.unwrap_err().lost().is_some());
+
+    let next = leases.lease("k").acquire().await.unwrap();
+    next.write("v", "next").await.unwrap();
+    assert!(matches!(leases.write("v", "stale", stale).await, Err(Error::Stale(_))));
+    assert_eq!(leases.read("v").await.unwrap().as_deref(), Some(&b"next"[..]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn debug_shows_what_each_handle_is_about() {
+    let leases = Leases::in_memory();
+    let request = leases.lease("invoice:17").ttl(7 * SECOND);
+    let lease = request.clone().acquire().await.unwrap();
+    let mut lock = leases.lock("order:42");
+    lock.lock().await.unwrap();
+    let guard = lease.guard(async {});
+    for (shown, about) in [
+        (format!("{request:?}"), ["LeaseRequest", "invoice:17", "7s"]),
+        (format!("{lease:?}"), ["LeaseView", "invoice:17", "Held"]),
+        (format!("{:?}", lease.view()), ["LeaseView", "invoice:17", &lease.fence().to_string()]),
+        (format!("{guard:?}"), ["Guard", "invoice:17", ""]),
+        (format!("{lock:?}"), ["Lock", "order:42", "hold_count: 1"]),
+        (format!("{:?}", MemoryStore::new()), ["MemoryStore", "", ""]),
+    ] {
+        assert!(about.iter().all(|word| shown.contains(word)), "{about:?} in {shown}");
+    }
 }
 
 /// A function that may only be called under a lease says so by its argument.

@@ -283,7 +283,9 @@ fn a_guard_ends_on_its_own_when_the_watchdogs_runtime_is_gone() {
             token.cancelled().await;
             start.elapsed()
         });
-        let end = timeout(60 * SECOND, lease.guard(std::future::pending::<()>())).await.unwrap();
+        // In a task of its own, whose waker stays the same: its timer has to ring for the token, and once more for the end.
+        let guarded = tokio::spawn(lease.guard(std::future::pending::<()>()));
+        let end = timeout(60 * SECOND, guarded).await.unwrap().unwrap();
         assert!(matches!(reason(end), LossReason::Deadline { .. }));
         (fired.await.unwrap(), start.elapsed())
     });
@@ -291,6 +293,20 @@ fn a_guard_ends_on_its_own_when_the_watchdogs_runtime_is_gone() {
     assert!(fired.0 <= CANCELLED && fired.0 > CANCELLED - SECOND, "{fired:?}");
     assert!(fired.1 <= OVER && fired.1 > OVER - SECOND, "{fired:?}");
     drop(scene);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_moves_to_another_task_is_woken_there() {
+    let leases = Leases::in_memory();
+    let lease = leases.lease("k").acquire().await.unwrap();
+    let mut guard = Box::pin(lease.guard(std::future::pending::<()>()));
+    assert!(timeout(SECOND, guard.as_mut()).await.is_err());
+    let work = tokio::spawn(guard);
+    sleep(SECOND).await;
+    let start = Instant::now();
+    assert!(leases.force_release("k").await.unwrap());
+    assert_eq!(reason(timeout(60 * SECOND, work).await.unwrap().unwrap()), LossReason::Forced);
+    assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

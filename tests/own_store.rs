@@ -1,7 +1,7 @@
 //! A store as somebody else would write one: a map, plain `async fn`, no line, no pushes. Leases on it keep their promises.
 #![allow(clippy::unwrap_used, reason = "tests")]
 use leasehold::{
-    Clock, Error, Key, Leases, LossReason, StoreError,
+    Clock, Error, Invalid, Key, Leases, LossReason, StoreError,
     store::{Claim, Claimed, Freed, Holding, Owner, Renewal, Renewed, Store, contract},
 };
 use std::{
@@ -97,6 +97,10 @@ impl Store for Shelf {
     async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
         Ok(self.rows().held.remove(key).is_some())
     }
+
+    fn check(&self, key: &Key) -> Result<(), Invalid> {
+        if key.as_str().contains('/') { Err(Invalid::new("key", "on a shelf, no slash")) } else { Ok(()) }
+    }
 }
 
 fn leases(store: &Arc<Shelf>) -> Leases {
@@ -143,4 +147,23 @@ async fn a_store_that_keeps_no_values_says_so() {
     let leases = leases(&Arc::default());
     assert!(matches!(leases.write("v", "x", 1).await, Err(Error::Store { source: StoreError::Refused(_), .. })));
     assert!(matches!(leases.read("v").await, Err(Error::Store { source: StoreError::Refused(_), .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_the_store_cannot_keep_is_refused_with_its_rule_before_anything_is_sent() {
+    let store = Arc::<Shelf>::default();
+    let leases = leases(&store);
+    let refused = [
+        leases.lease("a/b").acquire().await.map(drop),
+        leases.lock("a/b").lock().await.map(drop),
+        leases.inspect("a/b").await.map(drop),
+        leases.force_release("a/b").await.map(drop),
+    ];
+    for refusal in refused {
+        assert!(
+            matches!(&refusal, Err(Error::Invalid(Invalid { rule, .. })) if rule.contains("no slash")),
+            "{refusal:?}"
+        );
+    }
+    assert!(store.rows().fences.is_empty());
 }

@@ -363,10 +363,22 @@ mod tests {
         assert_eq!(late.await, Ok(Claimed::Late));
         assert_eq!(unpoisoned(&store.state).slots.len(), 0);
 
-        let fence = held(&store, &claim).await;
+        let last_moment = store.claim(&claim);
+        advance(claim.not_after).await;
+        let Ok(Claimed::Held { fence }) = last_moment.await else { panic!("it was in time") };
         let late = store.claim(&claim);
         advance(claim.not_after + Duration::from_millis(1)).await;
         assert_eq!(late.await, Ok(Claimed::held(fence)));
+    }
+
+    #[test]
+    fn a_sweep_is_due_when_there_is_twice_of_what_the_last_one_left() {
+        let mut sweep = Sweep::default();
+        assert!(!sweep.is_due(Sweep::SMALL - 1) && sweep.is_due(Sweep::SMALL));
+        sweep.done(100);
+        assert!(!sweep.is_due(199) && sweep.is_due(200));
+        sweep.done(3);
+        assert!(!sweep.is_due(Sweep::SMALL - 1) && sweep.is_due(Sweep::SMALL));
     }
 
     #[tokio::test(start_paused = true)]
