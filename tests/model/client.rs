@@ -92,6 +92,7 @@ impl Client {
             let ended = fence <= self.over && x.fault != Fault::EndedOwnershipKept;
             self.keep(fence, x.ttl(self.owner).saturating_sub(sent), ended);
             if self.phase == Phase::Waiting {
+                // The library believes a claim that was asked since, whatever its fence: here no fence ever shrinks.
                 self.over = self.over.max(fence - 1);
             }
         }

@@ -51,7 +51,7 @@ pub(crate) enum Event {
     /// A waiter had lost its place in the line, and a claim brought it back.
     PlaceRegained,
     LateRefused,
-    /// A claim was carried out after the first release of its owner, and the second made it good.
+    /// A claim was carried out after the first release of its owner; the second makes it good.
     SecondReleaseNeeded,
 }
 

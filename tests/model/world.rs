@@ -192,6 +192,9 @@ impl Exchange {
                 let answered = server.claim(owner, self.ttl(owner), self.presence(owner), age >= LATE, self.fault);
                 self.saw(Event::GrantFoundByAsking, waits && owned && client.base.is_some());
                 self.saw(Event::PlaceRegained, waits && client.base.is_some() && !stood && server.in_line(owner));
+                let released = !net.iter().any(|other| other.what == What::Release && other.owner == owner);
+                let leaves = client.owner == owner && client.phase == Phase::Leaving && released;
+                self.saw(Event::SecondReleaseNeeded, leaves && answered != Claimed::Late && !stood);
                 match answered {
                     Claimed::Held { fence } => net.push(answer(What::Held, fence)),
                     Claimed::Queued { seen } => net.push(answer(What::Queued, seen)),
@@ -204,7 +207,6 @@ impl Exchange {
                 net.push(answer(if renewed { What::Renewed } else { What::Lost }, fence));
             }
             _ => {
-                self.saw(Event::SecondReleaseNeeded, client.phase == Phase::Leaving && server.in_line(owner));
                 let free = server.k.is_none();
                 let told = server.release(owner, self.fault);
                 self.saw(Event::TurnPassedOn, free && told.is_some());
