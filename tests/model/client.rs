@@ -2,7 +2,7 @@
 use crate::{
     fault::Fault,
     server::Owner,
-    world::{Exchange, LATE, Message, What},
+    world::{Exchange, FORGOTTEN, LATE, Message, What},
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -79,7 +79,11 @@ impl Client {
     pub(crate) fn ask(&mut self, net: &mut Vec<Message>) {
         self.phase = Phase::Waiting;
         self.claims -= 1;
+        // What is too late to be carried out now, and was not answered, is forgotten.
         self.unanswered[usize::from(LATE)] = 0;
+        for message in net.iter_mut().filter(|message| message.owner == self.owner && message.age >= LATE) {
+            message.age = FORGOTTEN;
+        }
         self.unanswered[0] += 1;
         net.push(Message::new(What::Claim, self.owner, 0));
     }
@@ -206,8 +210,9 @@ impl Client {
 
     /// One of the claims of that age is answered.
     fn answered(&mut self, age: u8) {
-        let unanswered = &mut self.unanswered[usize::from(age.min(LATE))];
-        *unanswered = unanswered.saturating_sub(1);
+        if age != FORGOTTEN {
+            self.unanswered[usize::from(age.min(LATE))] -= 1;
+        }
     }
 
     fn unanswered_until(&self) -> Option<u8> {

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// A claim this old is refused (C6).
 pub(crate) const LATE: u8 = 2;
 
+/// The age of a claim that its client counts as unanswered no more, though it was not answered.
+pub(crate) const FORGOTTEN: u8 = u8::MAX;
+
 /// How far a search goes. Times are in ticks; what there is three of, is for the three clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
@@ -112,7 +115,7 @@ impl Exchange {
     /// What is as old as the longest TTL is good for nothing, however much older it gets.
     pub(crate) fn older(&self, age: u8) -> u8 {
         let [a, b, c] = self.bounds.ttl;
-        (age + 1).min(a.max(b).max(c).max(LATE))
+        if age == FORGOTTEN { age } else { (age + 1).min(a.max(b).max(c).max(LATE)) }
     }
 
     fn saw(&self, event: Event, really: bool) {
