@@ -17,8 +17,10 @@
 //! exactly a client asks: it may at any time. That an answer isn't heard any more after a while: here it may be, however late.
 //!
 //! `MODEL=wide cargo test --release --test model -- --nocapture` searches further. `docs/safety.md` has the figures.
-#![allow(clippy::print_stdout, reason = "it says what was covered")]
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "it says what it found")]
 
+#[path = "../support/aloud.rs"]
+mod aloud;
 mod client;
 mod fault;
 mod form;
@@ -63,13 +65,13 @@ fn search(name: &str, bounds: Bounds, fault: Fault) -> Found {
         checker.discoveries().into_iter().map(|(rule, path)| (rule, path.into_actions())).collect();
     broken.sort_unstable_by_key(|(rule, _)| *rule);
     assert!(broken.len() < judge::properties().len(), "{name}: the search stopped at its last rule");
-    println!(
+    aloud::say(format_args!(
         "covered: model, {name}: all of its {} states, {} steps, depth {}, in {:.1?}",
         checker.unique_state_count(),
         checker.state_count(),
         checker.max_depth(),
         began.elapsed()
-    );
+    ));
     Found { broken, seen: checker.model().seen() }
 }
 
