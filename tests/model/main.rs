@@ -17,7 +17,7 @@
 //! exactly a client asks: it may at any time. That an answer isn't heard any more after a while: here it may be, however late.
 //!
 //! `MODEL=wide cargo test --release --test model -- --nocapture` searches further. `docs/safety.md` has the figures.
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "it says what it found")]
+#![allow(unreachable_pub, clippy::print_stdout, clippy::unwrap_used, reason = "it says what it found")]
 
 #[path = "../support/aloud.rs"]
 mod aloud;
