@@ -413,9 +413,15 @@ mod tests {
         for n in 0..1000 {
             use_once(n).await;
         }
-        assert_eq!(unpoisoned(&store.state).slots.len(), 1000);
-        advance(FENCE_LIFE).await;
-        for n in 1000..3000 {
+        let week = Duration::from_secs(604_800);
+        advance(week - Duration::from_secs(1)).await;
+        // Enough for a sweep, and for another one later.
+        for n in 1000..1100 {
+            use_once(n).await;
+        }
+        assert_eq!(unpoisoned(&store.state).slots.len(), 1100);
+        advance(Duration::from_secs(1)).await;
+        for n in 1100..3000 {
             use_once(n).await;
         }
         let state = unpoisoned(&store.state);
