@@ -430,6 +430,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_sweep_that_leaves_nothing_gives_the_room_back() {
+        let store = MemoryStore::new();
+        for n in 0..Sweep::SMALL {
+            held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
+        }
+        advance(FENCE_LIFE).await;
+        held(&store, &Claim::new("last".into(), owner(), TTL)).await;
+        let slots = &unpoisoned(&store.state).slots;
+        assert!(slots.len() == 1 && slots.capacity() < Sweep::SMALL, "room for {}", slots.capacity());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_sweep_spares_who_holds_and_who_waits() {
         let store = MemoryStore::new();
         let held_alone = Claim::new("held".into(), owner(), 3 * FENCE_LIFE);
