@@ -1,7 +1,7 @@
 //! Releases that nobody waits for: of dropped leases, abandoned acquisitions, and releases cut short.
 use crate::{
     Key,
-    clock::Moment,
+    clock::{Moment, jittered},
     engine::Engine,
     store::{Freed, Owner},
     tenure::Settling,
@@ -105,7 +105,7 @@ impl Goodbye<'_> {
                 }
                 Err(_) => {
                     pause = (pause * 2).min(self.attempt);
-                    tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                    tokio::time::sleep(jittered(pause)).await;
                 }
             }
         }

@@ -134,6 +134,22 @@ async fn a_store_that_panics_puts_leases_at_risk_and_the_watchdog_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watchdog_that_panics_starts_again_and_costs_no_lease() {
+    let scene = scene();
+    let leases = acquire_all(&scene, 10).await;
+    scene.store.go_mad([Madness::PanicsOverLanes; 5]);
+    sleep(300 * SECOND).await;
+    assert!(all_held(&leases));
+    assert!(scene.leases.last_beat() <= SECOND);
+    // Nothing of what it was about to send counts as under way: no release waits for an answer to it.
+    let end = scene.at();
+    for lease in leases {
+        lease.release().await.unwrap();
+    }
+    assert_eq!(scene.at(), end);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_gives_a_wrong_number_of_answers_costs_no_lease() {
     for answers in [0, 1, 5, 11, 1000] {
         let scene = scene();

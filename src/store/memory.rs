@@ -413,14 +413,32 @@ mod tests {
         for n in 0..1000 {
             use_once(n).await;
         }
-        assert_eq!(unpoisoned(&store.state).slots.len(), 1000);
-        advance(FENCE_LIFE).await;
-        for n in 1000..3000 {
+        let week = Duration::from_secs(604_800);
+        advance(week - Duration::from_secs(1)).await;
+        // Enough for a sweep, and for another one later.
+        for n in 1000..1100 {
+            use_once(n).await;
+        }
+        assert_eq!(unpoisoned(&store.state).slots.len(), 1100);
+        advance(Duration::from_secs(1)).await;
+        for n in 1100..3000 {
             use_once(n).await;
         }
         let state = unpoisoned(&store.state);
         assert_eq!(state.slots.len(), 2000);
         assert!(state.slots.values().all(|slot| slot.holder.is_none() && slot.line.is_empty()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_that_leaves_nothing_gives_the_room_back() {
+        let store = MemoryStore::new();
+        for n in 0..Sweep::SMALL {
+            held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
+        }
+        advance(FENCE_LIFE).await;
+        held(&store, &Claim::new("last".into(), owner(), TTL)).await;
+        let slots = &unpoisoned(&store.state).slots;
+        assert!(slots.len() == 1 && slots.capacity() < Sweep::SMALL, "room for {}", slots.capacity());
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use super::{
     wire::{Address, Failure, Page, Reply, Sent, Wire},
 };
 use crate::{
-    clock::{Clock, Moment},
+    clock::{Clock, Moment, jittered},
     error::StoreError,
 };
 use std::{
@@ -381,7 +381,7 @@ fn pause(failures: u32, patience: Duration) -> Duration {
     let (first, longest) = (PAUSE.0, PAUSE.1.min(patience / 4).max(PAUSE.0));
     match failures {
         0 | 1 => Duration::ZERO,
-        n => (first * 2_u32.saturating_pow(n - 2)).min(longest).mul_f64(0.5 + fastrand::f64() / 2.0),
+        n => jittered((first * 2_u32.saturating_pow(n - 2)).min(longest)),
     }
 }
 
