@@ -148,8 +148,8 @@ fn all_rules_hold_when_somebody_ends_a_lease_or_loses_data_by_hand() {
     holds("by hand, three", bounds, wide, &[NOT_AT_ONCE, &[Event::Renewed, Event::ToldOfLoss]]);
 }
 
-/// Each alone, and nothing else with it: what a fault breaks first, on any way, is all that it may break. The same bounds
-/// without a fault are searched by the tests above.
+/// Each alone: what it breaks first, on any way, is all that it may break. Without a fault, the tests above pass, within these
+/// bounds or wider ones.
 #[test]
 fn every_planted_fault_is_caught_by_the_rules_that_forbid_it() {
     let by_hand = |by_hand| Bounds { by_hand, ..PAIR };
