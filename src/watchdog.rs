@@ -49,7 +49,8 @@ async fn watch(engine: Arc<Engine>, generation: u64) {
         for farewell in engine.take_farewells() {
             under_way.spawn(farewell.say(engine.clone()));
         }
-        if retired && under_way.is_empty() && engine.schedule.len() == 0 {
+        // Every lease that is watched holds a handle, so then there are none.
+        if retired && under_way.is_empty() {
             return;
         }
         // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.

@@ -168,6 +168,13 @@ mod tests {
     }
 
     #[test]
+    fn a_server_without_the_page_and_one_that_is_a_replica_are_known_by_their_word() {
+        let [no_script, read_only] = ["NOSCRIPT No matching script.", "READONLY You can't write"].map(ServerError::new);
+        assert!(no_script.is_no_script() && !read_only.is_no_script());
+        assert!(read_only.is_read_only() && !no_script.is_read_only());
+    }
+
+    #[test]
     fn words_that_no_server_chose_have_no_code() {
         for words in ["Connection closed.", "", "I", "Failed to route command."] {
             assert_eq!(ServerError::new(words).code(), None, "{words}");
