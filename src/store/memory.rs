@@ -430,15 +430,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sweep_that_leaves_nothing_gives_the_room_back() {
+    async fn a_few_are_not_looked_through_and_a_sweep_that_leaves_nothing_gives_the_room_back() {
         let store = MemoryStore::new();
-        for n in 0..Sweep::SMALL {
+        let size = || unpoisoned(&store.state).slots.len();
+        for n in 1..Sweep::SMALL {
             held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
         }
         advance(FENCE_LIFE).await;
+        held(&store, &Claim::new("one more".into(), owner(), TTL)).await;
+        assert_eq!(size(), Sweep::SMALL);
+        advance(FENCE_LIFE).await;
         held(&store, &Claim::new("last".into(), owner(), TTL)).await;
-        let slots = &unpoisoned(&store.state).slots;
-        assert!(slots.len() == 1 && slots.capacity() < Sweep::SMALL, "room for {}", slots.capacity());
+        assert_eq!(size(), 1);
+        let room = unpoisoned(&store.state).slots.capacity();
+        assert!(room < Sweep::SMALL, "{room}");
     }
 
     #[tokio::test(start_paused = true)]
