@@ -9,6 +9,7 @@ pub mod page;
 pub mod proxy;
 pub mod resp;
 pub mod scene;
+pub mod sentinels;
 pub mod server;
 pub mod traffic;
 pub mod work;
