@@ -5,6 +5,7 @@
 pub mod child;
 pub mod fake;
 pub mod faults;
+pub mod log;
 pub mod page;
 pub mod proxy;
 pub mod resp;

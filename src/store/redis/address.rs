@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-const TLS: bool = cfg!(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"));
+pub(super) const TLS: bool = cfg!(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"));
 
 /// One server that stays where it is, or the primary that the sentinels name.
 #[derive(Clone)]
@@ -75,6 +75,10 @@ impl Address {
         };
         match config {
             Ok(config) => Self::of(config),
+            #[cfg(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"))]
+            Err(error) if *error.kind() == fred::error::ErrorKind::Tls => invalid(
+                "`rediss://` trusts the system's certificate authorities, and they could not be loaded; see `connect_with`",
+            ),
             Err(_) if scheme.is_some_and(|s| s.ends_with("sentinel")) => invalid(
                 "has the form `redis-sentinel://user:password@host:port/database?node=host:port&sentinelServiceName=name`",
             ),

@@ -64,6 +64,16 @@ pub(super) struct Doubt {
     said: String,
 }
 
+impl Doubt {
+    /// The server does not say what it is.
+    pub(super) fn unknown(words: &str) -> Doubt {
+        let said = format!(
+            "Redis does not say whether it suits leases: allow +info, and look at `maxmemory-policy` ({words})"
+        );
+        Doubt { setting: "acl", said }
+    }
+}
+
 impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.said)

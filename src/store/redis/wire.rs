@@ -4,7 +4,7 @@ use super::{
     protocol::{Answer, Arg, Op, PAGE, Word},
     sentinels::Moves,
     server_error::ServerError,
-    server_info::ServerInfo,
+    server_info::{Doubt, ServerInfo},
 };
 use crate::{
     clock::{Clock, Moment},
@@ -120,7 +120,7 @@ impl Wire {
         let info = match said {
             Ok(info) => ServerInfo::read(&info),
             Err(error) => {
-                tracing::debug!(%server, %error, "Redis does not say what it is");
+                address.tell(server, [Doubt::unknown(error.details())]);
                 ServerInfo::default()
             }
         };
@@ -288,15 +288,24 @@ fn not_connected(server: &Server, error: FredError) -> StoreError {
     StoreError::unavailable(format!("no connection to Redis at {server}; is it running there?")).with_source(error)
 }
 
-/// A certificate that is wrong stays wrong.
+/// What two sides that cannot agree on TLS will not agree on later either. rustls' errors come as errors of the socket, told
+/// apart by their text.
 pub(super) fn tls_trouble(error: &FredError) -> Option<StoreError> {
+    if !super::address::TLS {
+        return None;
+    }
+    let says = |word| error.details().contains(word);
+    if says("InvalidMessage(") {
+        return Some(StoreError::refused("what listens there speaks no TLS; `redis://` does without"));
+    }
+    if says("AlertReceived(") {
+        return Some(StoreError::refused("Redis did not accept our certificate, or asks for one; see `connect_with`"));
+    }
     #[cfg(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"))]
-    if *error.kind() == fred::error::ErrorKind::Tls {
-        let what = "Redis' certificate was not accepted; check it, and the host in the URL";
+    if says("InvalidCertificate(") || *error.kind() == fred::error::ErrorKind::Tls {
+        let what = "Redis' certificate was not accepted; check it, its authority, and the host in the URL";
         return Some(StoreError::refused(what));
     }
-    // Without TLS there is none.
-    let _ = error;
     None
 }
 
