@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
 
-use leasehold::{Leases, LossReason, StoreError, Wait};
+use leasehold::{
+    Leases, LossReason, StoreError, Wait,
+    store::{Store, redis::RedisStore},
+};
 use std::{
     error::Error as _,
     time::{Duration, Instant},
@@ -283,4 +286,34 @@ async fn sentinels_have_credentials_of_their_own_which_are_shown_nowhere() {
     // The primary's own are wrong.
     let error = refusal(&url("&sentinelPassword=sentinels").replace(":primarys@", ":hunter2@")).await;
     assert!(!error.may_pass() && !format!("{error:?}").contains("hunter2"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_sentinels_a_connection_lives_on_and_a_new_one_waits_for_them() {
+    let primary = Server::start();
+    let mut sentinel = Server::sentinel(&format!("sentinel monitor {SERVICE} 127.0.0.1 {} 1\n", primary.port()));
+    let leases = leases(&url(&[sentinel.port()]), SECOND).await;
+    let store = RedisStore::connect(&url(&[sentinel.port()])).await.unwrap();
+    let lease = leases.lease("held").acquire().await.unwrap();
+    sentinel.kill();
+    // It is asked several times meanwhile, in vain.
+    let renewed = lease.valid_until() + 5 * SECOND;
+    until("the lease is renewed", || lease.valid_until() > renewed).await;
+    acquires(&leases, "k").await;
+
+    primary.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let error = within("an error", async {
+        loop {
+            // What was under way is lost first.
+            let error = store.inspect(&"k".into()).await.err();
+            if let Some(error) = error.filter(|error| error.to_string().contains("no sentinel answers")) {
+                break error;
+            }
+        }
+    })
+    .await;
+    assert!(error.may_pass(), "{error}");
+    sentinel.restart();
+    within("an answer", async { while store.inspect(&"k".into()).await.is_err() {} }).await;
+    within("a lease", async { while leases.lease("k").acquire().await.is_err() {} }).await;
 }

@@ -73,8 +73,8 @@ impl Wire {
     /// Connects, and lets the page answer an empty list: now the server knows it, we know its time, and that we may.
     pub(super) async fn open(address: &Address, clock: &Clock) -> Result<(Wire, Moment, u64), StoreError> {
         let open = |target: Target| async move {
-            let server = target.server.clone();
-            within_time(&server, async {
+            let (server, tls) = (target.server.clone(), target.login.uses_tls());
+            within_time(&server, tls, async {
                 let wire = Wire::reach(target, 32).await?;
                 let sent = clock.now();
                 let time = wire.introduce().await?.ok_or_else(|| StoreError::unavailable(UNREADABLE))?;
@@ -89,8 +89,8 @@ impl Wire {
     /// Connects for a subscription: with room for so many words that wait to be heard.
     pub(super) async fn open_for_words(address: &Address, room: usize) -> Result<Wire, StoreError> {
         let open = |target: Target| async move {
-            let server = target.server.clone();
-            within_time(&server, Wire::reach(target, room)).await
+            let (server, tls) = (target.server.clone(), target.login.uses_tls());
+            within_time(&server, tls, Wire::reach(target, room)).await
         };
         address.reach(open).await
     }
@@ -270,10 +270,13 @@ pub(super) fn explain(error: FredError) -> StoreError {
 
 async fn within_time<T>(
     server: &Server,
+    tls: bool,
     opening: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     tokio::time::timeout(CONNECT, opening).await.unwrap_or_else(|_| {
-        Err(StoreError::unavailable(format!("Redis at {server} gave no answer within {CONNECT:?}; does it hang?")))
+        let or = if tls { ", or is it one that speaks no TLS" } else { "" };
+        let what = format!("Redis at {server} gave no answer within {CONNECT:?}; does it hang{or}?");
+        Err(StoreError::unavailable(what))
     })
 }
 
