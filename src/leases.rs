@@ -7,7 +7,7 @@ use crate::{
     settings::{Settings, Wait},
     store::{
         FencedWrite, Holding, Identity, MemoryStore, Pushes, Store,
-        redis::{self, RedisStore},
+        redis::{self, Address, RedisStore, fred::types::config::Config},
     },
 };
 use std::{fmt, future::Future, sync::Arc, time::Duration};
@@ -24,8 +24,9 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Connects to a Redis server, with the default settings: `redis://[user:password@]host:port/database`, or `rediss://`
-    /// with one of the TLS features. The watchdog gets a thread and a connection of its own, so a runtime that is blocked
+    /// Connects to a Redis server, with the default settings: `redis://[user:password@]host:port/database`, or to the primary
+    /// that sentinels name: `redis-sentinel://[user:password@]host:port?node=host:port&sentinelServiceName=name`; `rediss://`
+    /// and `rediss-sentinel://` with one of the TLS features. The watchdog gets a thread and a connection of its own, so a runtime that is blocked
     /// by user code doesn't cost a lease.
     ///
     /// ```no_run
@@ -276,13 +277,43 @@ impl LeasesBuilder {
     /// # Errors
     /// Those of [`Leases::connect`], and settings that can't work.
     pub async fn connect(self, url: &str) -> Result<Leases> {
+        let address = Address::parse(url)?;
+        self.connect_to(address).await
+    }
+
+    /// Leases on a Redis server, connected to as a configuration of the client library says: for what a URL can't, such as
+    /// a private certificate authority, or a client's certificate. Where to connect (one server, or sentinels),
+    /// credentials, database and TLS are taken from it.
+    ///
+    /// ```no_run
+    /// # async fn doc() -> leasehold::Result<()> {
+    /// use leasehold::store::redis::fred::types::config::{Config, ServerConfig};
+    ///
+    /// let config = Config {
+    ///     server: ServerConfig::new_centralized("redis.example.com", 6379),
+    ///     username: Some("worker".into()),
+    ///     password: std::env::var("REDIS_PASSWORD").ok(),
+    ///     // With a TLS feature: `tls: Some(TlsConnector::from(rustls_client_config).into())`.
+    ///     ..Config::default()
+    /// };
+    /// let leases = leasehold::Leases::builder().connect_with(config).await?;
+    /// # let _ = leases; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Leases::connect`], and settings that can't work.
+    pub async fn connect_with(self, config: Config) -> Result<Leases> {
+        let address = Address::of(config)?;
+        self.connect_to(address).await
+    }
+
+    async fn connect_to(self, address: Address) -> Result<Leases> {
         let plan = self.settings.plan()?;
         let identity = self.identity()?;
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
         let host = Host::own().map_err(unable)?;
-        let (url, settings) = (url.to_owned(), redis::Settings { patience: plan.attempt * 2 });
-        let connecting = async move { RedisStore::connect_with(&url, settings).await };
-        let store = host.run(connecting).await.map_err(unable)??;
+        let settings = redis::Settings { patience: plan.attempt * 2 };
+        let store = host.run(RedisStore::open(address, settings)).await.map_err(unable)??;
         Ok(self.assemble(store, identity, host))
     }
 

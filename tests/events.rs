@@ -2,71 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
 use leasehold::{LossReason, Wait};
-use std::{
-    fmt::{self, Write},
-    sync::{Arc, Mutex},
-};
+use std::fmt::Write;
 use support::{
     faults::{Fault, Verb},
+    log::Log,
     scene::{Madness, SECOND, Scene, down, ms, scene},
 };
 use tokio::time::{sleep, timeout};
-use tracing::{
-    Event, Level, Subscriber,
-    field::{Field, Visit},
-    span,
-    subscriber::DefaultGuard,
-};
-use tracing_subscriber::{
-    Layer,
-    layer::{Context, SubscriberExt},
-};
-
-/// Everything that is said on this thread, a line for each event and each span.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<(Level, String)>>>);
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        write!(self.0, " {field}={value:?}").unwrap();
-    }
-}
-
-impl<S: Subscriber> Layer<S> for Log {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
-    }
-    fn on_new_span(&self, span: &span::Attributes<'_>, _: &span::Id, _: Context<'_, S>) {
-        let mut line = Line(format!("span {}", span.metadata().name()));
-        span.record(&mut line);
-        self.0.lock().unwrap().push((*span.metadata().level(), line.0));
-    }
-}
-
-impl Log {
-    fn listen() -> (Log, DefaultGuard) {
-        let log = Log::default();
-        let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
-        (log, guard)
-    }
-
-    fn lines(&self) -> Vec<(Level, String)> {
-        self.0.lock().unwrap().clone()
-    }
-
-    fn count(&self, level: Level, text: &str) -> usize {
-        self.lines().iter().filter(|(l, line)| *l == level && line.contains(text)).count()
-    }
-
-    /// Said exactly once, at this level, of this key.
-    fn assert_once(&self, level: Level, text: &str) {
-        assert_eq!(self.count(level, text), 1, "{text}: {:#?}", self.lines());
-    }
-}
+use tracing::Level;
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_goes_well_warns_of_nothing() {

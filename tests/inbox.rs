@@ -3,18 +3,17 @@
 mod support;
 use leasehold::{Lease, LeaseState, Leases, LossReason, Result, Wait, store::redis::RedisStore};
 use std::{
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use support::{
     PATIENCE,
+    log::Log,
     proxy::{Flow, Proxy},
     server::Server,
     until, within,
 };
 use tokio::task::JoinHandle;
-use tracing::{Event, Level, Subscriber, field::Visit};
-use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt};
 
 /// How often whoever waits asks, with the default TTL of 30 s.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -43,42 +42,6 @@ async fn until_heard(server: &Server, inboxes: usize) {
 }
 
 /// What is said on every thread of this process, by tests that run beside this one too.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<(Level, String)>>>);
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        self.0.push_str(&format!(" {field}={value:?}"));
-    }
-}
-
-impl<S: Subscriber> Layer<S> for Log {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
-    }
-}
-
-impl Log {
-    fn of_all() -> &'static Log {
-        static LOG: std::sync::LazyLock<Log> = std::sync::LazyLock::new(|| {
-            let log = Log::default();
-            tracing::subscriber::set_global_default(tracing_subscriber::registry().with(log.clone())).unwrap();
-            log
-        });
-        &LOG
-    }
-    /// How many warnings there were that say this of this server.
-    fn warnings(&self, server: &Server, text: &str) -> usize {
-        let port = format!("127.0.0.1:{}", server.port());
-        let said = self.0.lock().unwrap();
-        said.iter().filter(|(level, line)| *level == Level::WARN && line.contains(&port) && line.contains(text)).count()
-    }
-}
-
 /// Hands the key over and back that often; the longest that a hand-over took.
 async fn hand_overs(server: &Server, here: &Leases, there: &Leases, count: usize) -> Duration {
     let mut longest = Duration::ZERO;

@@ -138,7 +138,10 @@ async fn a_url_that_is_wrong_is_refused_with_the_rule_and_without_its_password()
         "redis://",
         "redis://:hunter2@h:port",
         "redis://:hunter2@h/x",
-        "redis-sentinel://:hunter2@h:1?sentinelServiceName=m",
+        "redis://:hunter2@h?protocol=3",
+        "redis-sentinel://:hunter2@h:1",
+        "redis-sentinel://h:1?sentinelServiceName=m&sentinelPasswort=hunter2",
+        "redis-sentinel://h:1?sentinelServiceName=m&node=h:x&sentinelPassword=hunter2",
         "redis-cluster://:hunter2@h:1",
         "redis+unix:///run/redis.sock",
     ] {

@@ -25,6 +25,14 @@ impl Fake {
     /// `script` is given how many lists came before and the words of the next one. Lists without operations, which
     /// open a connection, are answered with the time 1,000 s.
     pub fn start(script: impl Fn(usize, &[String]) -> Say + Send + Sync + 'static) -> Fake {
+        Self::with_info(None, script)
+    }
+
+    /// One that says this of itself.
+    pub fn with_info(
+        info: Option<&'static str>,
+        script: impl Fn(usize, &[String]) -> Say + Send + Sync + 'static,
+    ) -> Fake {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (script, heard) = (Arc::new(script), Arc::new(Mutex::new(vec![])));
@@ -34,7 +42,7 @@ impl Fake {
             for stream in listener.incoming() {
                 let (script, heard) = (script.clone(), heard.clone());
                 let connection = Connection::over(stream.unwrap()).unwrap();
-                std::thread::spawn(move || serve(connection, &*script, &heard));
+                std::thread::spawn(move || serve(connection, info, &*script, &heard));
             }
         });
         fake
@@ -50,12 +58,21 @@ impl Fake {
     }
 }
 
-fn serve(mut connection: Connection, script: &dyn Fn(usize, &[String]) -> Say, heard: &Mutex<Vec<Vec<String>>>) {
+fn serve(
+    mut connection: Connection,
+    info: Option<&str>,
+    script: &dyn Fn(usize, &[String]) -> Say,
+    heard: &Mutex<Vec<Vec<String>>>,
+) {
     let mut withheld = None;
     while let Ok(command) = connection.read() {
         let words: Vec<String> = command.list().into_iter().map(|w| w.text().unwrap()).collect();
         if !words[0].starts_with("EVAL") {
-            connection.write(if words[0] == "PING" { "+PONG\r\n" } else { "-ERR not here\r\n" });
+            match (words[0].as_str(), info) {
+                ("PING", _) => connection.write("+PONG\r\n"),
+                ("INFO", Some(info)) => connection.write(&format!("${}\r\n{info}\r\n", info.len())),
+                _ => connection.write("-ERR not here\r\n"),
+            }
             continue;
         }
         let say = if words[2] == "0" {

@@ -32,8 +32,18 @@ impl Server {
 
     /// A server with further settings, as on the command line: `["--requirepass", "secret"]`.
     pub fn with(settings: &[&str]) -> Self {
-        let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
+        Self::within(tempfile::Builder::new().prefix("leasehold-").tempdir().unwrap(), settings)
+    }
+
+    /// A sentinel with this configuration.
+    pub fn sentinel(config: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("leasehold-").tempdir().unwrap();
+        std::fs::write(dir.path().join(SENTINEL), config).unwrap();
+        Self::within(dir, &[])
+    }
+
+    fn within(dir: TempDir, settings: &[&str]) -> Self {
+        let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
         // The port is free when it is drawn; if somebody else has it by the time the server binds it, draw again.
         for _ in 0..20 {
             let port = free_port();
@@ -185,10 +195,19 @@ fn binary() -> String {
     std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
+/// The configuration of a sentinel, which it also writes.
+const SENTINEL: &str = "sentinel.conf";
+
 fn spawn(port: u16, settings: &[String], dir: &TempDir) -> Child {
     let mut command = Command::new(binary());
-    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-    command.arg("--dir").arg(dir.path()).args(settings);
+    let config = dir.path().join(SENTINEL);
+    if config.exists() {
+        command.arg(config).args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+        command.arg("--dir").arg(dir.path()).arg("--sentinel");
+    } else {
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        command.arg("--dir").arg(dir.path()).args(settings);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap_or_else(|e| panic!("`{}`: {e}; is it installed?", binary()))
 }
@@ -210,7 +229,7 @@ fn answers(child: &mut Child, port: u16) -> bool {
         match Connection::open(port).map(|mut side| side.try_cmd(&["INFO"])) {
             Ok(Ok(info)) => match info.text() {
                 Some(info) if !info.contains(&ours) => return false,
-                Some(info) if info.contains("\nloading:0\r") => return true,
+                Some(info) if info.contains("\nloading:0\r") || info.contains("redis_mode:sentinel") => return true,
                 _ => std::thread::sleep(Duration::from_millis(2)),
             },
             // It asks for a password, so it is up; and it is ours, for another's would have kept ours from binding.

@@ -2,7 +2,7 @@
 //!
 //! It only ever speeds things up: whoever waits also asks. So nothing here is retried in a hurry, and a server that
 //! permits no subscription is only slower to wait on.
-use super::wire::{Address, Wire};
+use super::{address::Address, wire::Wire};
 use crate::{Key, clock::jittered, error::StoreError, store::Pushes};
 use fred::{
     error::Error as FredError,

@@ -4,10 +4,11 @@
 //! together and sends it as one list; so a lone operation goes at once, and what is asked while lists are under way
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
+    address::Address,
     job::{Job, refuse},
     protocol::{Answer, LONGEST, Op},
     server_time::ServerTime,
-    wire::{Address, Failure, Page, Reply, Sent, Wire},
+    wire::{Failure, Page, Reply, Sent, Wire},
 };
 use crate::{
     clock::{Clock, Moment, jittered},
@@ -280,10 +281,10 @@ impl Carrier {
     async fn connect(&mut self) -> Option<Wire> {
         loop {
             let pause = pause(self.failures, self.patience);
-            if !pause.is_zero() {
-                self.meanwhile(tokio::time::sleep(pause)).await?;
-            }
             let (address, clock) = (self.address.clone(), self.clock.clone());
+            if !pause.is_zero() {
+                self.meanwhile(address.pause(pause)).await?;
+            }
             match self.meanwhile(async move { Wire::open(&address, &clock).await }).await? {
                 Ok((wire, sent, server)) => {
                     self.time = ServerTime::new(sent, server);

@@ -1,17 +1,20 @@
 //! Leases in Redis.
+mod address;
 mod inbox;
 mod job;
 mod link;
 mod names;
 mod protocol;
+mod sentinels;
 mod server_error;
+mod server_info;
 mod server_time;
 mod wire;
 
+pub(crate) use self::address::Address;
 use self::{
     link::Link,
     protocol::{Answer, Op},
-    wire::Address,
 };
 use crate::{
     Key,
@@ -19,6 +22,7 @@ use crate::{
     error::{Error, Invalid, StoreError},
     store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote},
 };
+use fred::types::config::Config;
 use std::{
     fmt,
     sync::atomic::{AtomicBool, Ordering},
@@ -32,7 +36,11 @@ compile_error!(
     "turn on either `tls-rustls` or `tls-rustls-ring`: with both, rustls cannot choose and panics in the first connection"
 );
 
-/// Leases on one Redis server (6.0 or later, or what speaks like it).
+/// The client library, for [`RedisStore::connect_with`] and
+/// [`LeasesBuilder::connect_with`](crate::LeasesBuilder::connect_with). A major version of it is one of leasehold's.
+pub use fred;
+
+/// Leases on one Redis server (6.0 or later, or what speaks like it), or on the primary that sentinels name.
 ///
 /// A lease is a plain string key, so it excludes other programs that take the same key with `SET key token NX PX ms`,
 /// and is excluded by them. Everything is done by one script whose operations each check, act and mark in one step.
@@ -76,19 +84,32 @@ impl Default for Settings {
 }
 
 impl RedisStore {
-    /// Connects to `redis://user:password@host:port/database` (all but the host optional), or to `rediss://` with one
-    /// of the TLS features on. A few round trips, bounded at two seconds.
+    /// Connects to `redis://user:password@host:port/database` (all but the host optional), or to the primary that
+    /// sentinels name: `redis-sentinel://user:password@host:port/database?node=host:port&sentinelServiceName=name`, where
+    /// each host is a sentinel and user and password are the primary's. Sentinels that ask for credentials get
+    /// `sentinelUsername` and `sentinelPassword`. With one of the TLS features, also `rediss://` and `rediss-sentinel://`.
+    ///
+    /// A few round trips, bounded at two seconds for a server, and one for the sentinels.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the URL is not of that form; [`Error::Store`] when nobody answers there
     /// ([`Unavailable`](StoreError::Unavailable)), or the server does not let us in or lets us run no scripts
     /// ([`Refused`](StoreError::Refused)).
     pub async fn connect(url: &str) -> Result<RedisStore, Error> {
-        Self::connect_with(url, Settings::default()).await
+        Self::open(Address::parse(url)?, Settings::default()).await
     }
 
-    pub(crate) async fn connect_with(url: &str, settings: Settings) -> Result<RedisStore, Error> {
-        let address = Address::parse(url)?;
+    /// Connects as a configuration of `fred`'s says: for a private certificate authority, or a client's certificate. Where
+    /// to connect (one server, or sentinels), the credentials, the database and TLS are taken from it; how connections
+    /// are kept is leasehold's to choose.
+    ///
+    /// # Errors
+    /// Those of [`connect`](RedisStore::connect); [`Error::Invalid`] for a configuration of anything else.
+    pub async fn connect_with(config: Config) -> Result<RedisStore, Error> {
+        Self::open(Address::of(config)?, Settings::default()).await
+    }
+
+    pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {
         let open = || Link::open(address.clone(), settings.patience);
         let (main, renewals) = tokio::try_join!(open(), open()).map_err(|source| Error::Store {
             attempted: "connect",
@@ -97,6 +118,10 @@ impl RedisStore {
         })?;
         let (clock, closed) = (Clock::system(), CancellationToken::new());
         let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
+        runtime.spawn({
+            let (address, closed) = (address.clone(), closed.clone());
+            async move { closed.run_until_cancelled(address.follow()).await }
+        });
         Ok(RedisStore {
             address,
             main,

@@ -32,14 +32,25 @@ impl ServerError {
         self.code() == Some("READONLY")
     }
 
+    /// A permission is missing. Redis 7.2 and later say which also when a script met it.
+    fn lacks(&self) -> StoreError {
+        let command = self.0.split_once("run the '").and_then(|(_, rest)| rest.split_once('\''));
+        match command {
+            Some((command, _)) => {
+                StoreError::refused(format!("the Redis user lacks +{command}; leasehold needs {PERMISSIONS}"))
+            }
+            None => StoreError::refused(format!("the Redis user lacks a permission; leasehold needs {PERMISSIONS}")),
+        }
+    }
+
     /// What it means for whoever asked, and what to do about it.
     pub(super) fn classify(self) -> StoreError {
-        let unavailable = StoreError::unavailable;
-        let refused = StoreError::refused;
+        let unavailable = |what: &'static str| StoreError::unavailable(what);
+        let refused = |what: &'static str| StoreError::refused(what);
         let denied = self.0.contains("The user executing the script") || self.0.contains("ACL failure in script");
         let error = match self.code() {
-            _ if denied => refused(GRANT),
-            Some("NOPERM") => refused(GRANT),
+            Some("NOPERM") => self.lacks(),
+            _ if denied => self.lacks(),
             Some("LOADING") => unavailable("Redis is loading its data; it will answer when that is done"),
             Some("BUSY") => {
                 unavailable("Redis is busy with somebody's script; it can be ended with SCRIPT KILL or FUNCTION KILL")
@@ -89,9 +100,9 @@ impl ServerError {
 }
 
 /// What a user of leasehold must be allowed to do.
-const GRANT: &str = "the Redis user lacks a permission; leasehold needs +ping +info +client|id +eval +evalsha +time \
-    +get +set +del +exists +strlen +pttl +pexpire +zadd +zscore +zrank +zrange +zrevrange +zcard +zrem \
-    +zremrangebyrank +hset +hmget +hdel +publish +subscribe +unsubscribe, ~ for the keys, and &leasehold:*";
+const PERMISSIONS: &str = "+ping +info +eval +evalsha +time +get +set +del +exists +strlen +pttl +pexpire +zadd +zscore \
+    +zrank +zrange +zrevrange +zcard +zrem +zremrangebyrank +hset +hmget +hdel +publish +subscribe, ~ for the keys, and \
+    &leasehold:*";
 
 #[cfg(test)]
 mod tests {
@@ -160,11 +171,20 @@ mod tests {
         assert_eq!(error.code(), Some("OOM"));
         assert!(!error.to_string().contains("user_script"));
         let denied = ServerError::new("@user_script: 3: The user executing the script can't run this command");
-        assert_eq!(
-            denied.classify(),
-            StoreError::refused(GRANT)
-                .with_source(ServerError::new("The user executing the script can't run this command",))
-        );
+        let denied = denied.classify();
+        assert!(!denied.may_pass() && denied.to_string().contains(PERMISSIONS), "{denied}");
+        assert_eq!(denied.source().unwrap().to_string(), "The user executing the script can't run this command");
+    }
+
+    #[test]
+    fn a_permission_that_the_server_names_is_named_first() {
+        for words in [
+            "NOPERM this user has no permissions to run the 'subscribe' command",
+            "ACL failure in script: User w has no permissions to run the 'subscribe' command",
+        ] {
+            let denied = ServerError::new(words).classify();
+            assert!(denied.to_string().starts_with("the store refused: the Redis user lacks +subscribe;"), "{denied}");
+        }
     }
 
     #[test]

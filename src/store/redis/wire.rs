@@ -1,24 +1,27 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
+    address::{Address, Target},
     protocol::{Answer, Arg, Op, PAGE, Word},
+    sentinels::Moves,
     server_error::ServerError,
+    server_info::{Doubt, ServerInfo},
 };
 use crate::{
     clock::{Clock, Moment},
-    error::{Invalid, StoreError},
+    error::StoreError,
 };
 use fred::{
     error::Error as FredError,
     interfaces::ClientLike,
     prelude::{Builder, Client, TcpConfig},
     types::{
-        ClusterHash, ConnectHandle, CustomCommand, Value,
-        config::{Config, ServerConfig},
+        ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value,
+        config::{Blocking, Config, Server, ServerConfig},
         scripts::Script,
     },
 };
+use futures_util::future::try_join;
 use std::{
-    fmt,
     future::{Future, poll_fn},
     pin::Pin,
     sync::LazyLock,
@@ -29,53 +32,7 @@ use std::{
 /// How long a connection may take until the page has answered on it. A server that needs longer is not there.
 const CONNECT: Duration = Duration::from_secs(2);
 
-const TLS: bool = cfg!(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"));
-
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::from_lua(PAGE));
-
-/// Where a server is, and as whom to speak to it.
-#[derive(Clone)]
-pub(super) struct Address(Config);
-
-impl Address {
-    /// # Errors
-    /// [`Invalid`] when it is no URL of one Redis server, or asks for what this build cannot do.
-    pub(super) fn parse(url: &str) -> Result<Self, Invalid> {
-        let invalid = |rule| Err(Invalid::new("url", rule));
-        // A URL may hold a password, so no rule quotes it.
-        let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-        match scheme.as_deref() {
-            Some("redis") => {}
-            Some("rediss") if TLS => {}
-            Some("rediss") => {
-                return invalid("`rediss://` needs TLS: turn on leasehold's feature `tls-rustls`, or `tls-native`");
-            }
-            Some("redis-sentinel" | "rediss-sentinel") => {
-                return invalid("Sentinel is not supported yet; name the primary with `redis://`");
-            }
-            Some("redis-cluster" | "rediss-cluster") => {
-                return invalid("Redis Cluster is not supported yet; `redis://` names one server");
-            }
-            Some("unix" | "redis+unix" | "redis-unix") => {
-                return invalid("unix sockets are not supported yet; use `redis://` with a host");
-            }
-            _ => return invalid("starts with `redis://` or `rediss://`"),
-        }
-        match Config::from_url_centralized(url) {
-            Ok(config) => Ok(Address(config)),
-            Err(_) => invalid("has the form `redis://user:password@host:port/database`, all but the host optional"),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0.server {
-            ServerConfig::Centralized { server } => write!(f, "{}:{}", server.host, server.port),
-            _ => f.write_str("a server"),
-        }
-    }
-}
 
 /// What a list of operations was answered.
 pub(super) struct Reply {
@@ -108,49 +65,97 @@ pub(super) type Sent = Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Sen
 pub(super) struct Wire {
     pub(super) client: Client,
     task: ConnectHandle,
+    /// When to leave the server, if sentinels named it.
+    moves: Option<Moves>,
 }
 
 impl Wire {
     /// Connects, and lets the page answer an empty list: now the server knows it, we know its time, and that we may.
     pub(super) async fn open(address: &Address, clock: &Clock) -> Result<(Wire, Moment, u64), StoreError> {
-        let opened = tokio::time::timeout(CONNECT, async {
-            let wire = Wire::connect(address, 32).await.map_err(|e| not_connected(address, e))?;
-            let sent = clock.now();
-            let reply = match wire.send(Page::ByText, &[], |_| 0).await {
-                Ok(reply) => reply,
-                Err(Failure::Said(error)) => return Err(error.classify()),
-                Err(Failure::Lost(error)) => return Err(error),
-            };
-            wire.refuse_clusters().await?;
-            let time = reply.time.ok_or_else(|| StoreError::unavailable(UNREADABLE))?;
-            Ok((wire, sent, time))
-        });
-        opened.await.unwrap_or_else(|_| Err(silent(address)))
+        let open = |target: Target| async move {
+            let (server, tls) = (target.server.clone(), target.login.uses_tls());
+            within_time(&server, tls, async {
+                let wire = Wire::reach(target, 32).await?;
+                let sent = clock.now();
+                let time = wire.introduce().await?.ok_or_else(|| StoreError::unavailable(UNREADABLE))?;
+                wire.look_at_it(address, &server).await?;
+                Ok((wire, sent, time))
+            })
+            .await
+        };
+        address.reach(open).await
     }
 
     /// Connects for a subscription: with room for so many words that wait to be heard.
     pub(super) async fn open_for_words(address: &Address, room: usize) -> Result<Wire, StoreError> {
-        match tokio::time::timeout(CONNECT, Wire::connect(address, room)).await {
-            Ok(wire) => wire.map_err(|error| not_connected(address, error)),
-            Err(_) => Err(silent(address)),
+        let open = |target: Target| async move {
+            let (server, tls) = (target.server.clone(), target.login.uses_tls());
+            within_time(&server, tls, Wire::reach(target, room)).await
+        };
+        address.reach(open).await
+    }
+
+    /// An empty list, by its text and then by its hash, so that it shows at once whether we may use both. The server's
+    /// time.
+    async fn introduce(&self) -> Result<Option<u64>, StoreError> {
+        let by_hash = async {
+            match self.send(Page::ByHash, &[], |_| 0).await {
+                // Somebody has emptied the cache between the two.
+                Err(Failure::Said(error)) if error.is_no_script() => Ok(()),
+                said => said.map(drop),
+            }
+        };
+        match try_join(self.send(Page::ByText, &[], |_| 0), by_hash).await {
+            Ok((reply, ())) => Ok(reply.time),
+            Err(Failure::Said(error)) => Err(error.classify()),
+            Err(Failure::Lost(error)) => Err(error),
         }
     }
 
-    /// A member of a cluster has only some of the keys, and takes no list whose keys are in different slots. A server that
-    /// does not say what it is, is taken for what it should be.
-    async fn refuse_clusters(&self) -> Result<(), StoreError> {
-        let info = CustomCommand::new_static("INFO", ClusterHash::Random, false);
-        let said: Result<String, FredError> = self.client.custom(info, vec!["cluster"]).await;
-        match said {
-            Ok(info) if info.contains("cluster_enabled:1") => Err(StoreError::refused(
+    /// A member of a cluster has only some of the keys, and takes no list whose keys are in different slots. Who was
+    /// named as the primary has to be one. What else may betray a lease is told.
+    async fn look_at_it(&self, address: &Address, server: &Server) -> Result<(), StoreError> {
+        let command = CustomCommand::new_static("INFO", ClusterHash::Random, false);
+        let said: Result<String, FredError> = self.client.custom(command, Vec::<Value>::new()).await;
+        let info = match said {
+            Ok(info) => ServerInfo::read(&info),
+            Err(error) => {
+                address.tell(server, [Doubt::unknown(error.details())]);
+                ServerInfo::default()
+            }
+        };
+        if info.in_cluster {
+            return Err(StoreError::refused(
                 "the server is a member of a cluster, and Redis Cluster is not supported yet; name a single server",
-            )),
-            _ => Ok(()),
+            ));
         }
+        if info.replica && self.moves.is_some() {
+            return Err(StoreError::unavailable(format!(
+                "the sentinels name {server} as the primary, and it is a replica; failing over?"
+            )));
+        }
+        address.tell(server, info.doubts());
+        Ok(())
     }
 
-    async fn connect(address: &Address, room: usize) -> Result<Wire, FredError> {
-        let client = Builder::from_config(address.0.clone())
+    async fn reach(target: Target, room: usize) -> Result<Wire, StoreError> {
+        let Target { server, login, moves } = target;
+        let mut wire = Wire::connect(login, &server, room).await.map_err(|error| not_connected(&server, error))?;
+        wire.moves = moves;
+        Ok(wire)
+    }
+
+    /// Connects to one server with these credentials.
+    pub(super) async fn connect(login: Config, server: &Server, room: usize) -> Result<Wire, FredError> {
+        // How connections are kept, and what is said on them, is ours to choose.
+        let config = Config {
+            server: ServerConfig::Centralized { server: server.clone() },
+            fail_fast: true,
+            blocking: Blocking::Block,
+            version: RespVersion::RESP2,
+            ..login
+        };
+        let client = Builder::from_config(config)
             .with_performance_config(|p| p.broadcast_channel_capacity = room)
             .with_connection_config(|c| {
                 // The caller's own bound comes first; these end what it may leave behind.
@@ -171,7 +176,7 @@ impl Wire {
         })
         .await;
         let task = client.connect();
-        let wire = Wire { client, task };
+        let wire = Wire { client, task, moves: None };
         outcome.await?;
         Ok(wire)
     }
@@ -212,12 +217,23 @@ impl Wire {
         })
     }
 
-    /// Until the connection is gone.
+    /// Until the connection is gone, or leads to a server that is no longer the primary.
     pub(super) async fn ended(&mut self) -> StoreError {
-        let lost = StoreError::unavailable(LOST);
-        match (&mut self.task).await {
-            Ok(Err(error)) => lost.with_source(error),
-            Ok(Ok(())) | Err(_) => lost,
+        let away = async {
+            match &mut self.moves {
+                Some(moves) => moves.away().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            end = &mut self.task => {
+                let lost = StoreError::unavailable(LOST);
+                match end {
+                    Ok(Err(error)) => lost.with_source(error),
+                    Ok(Ok(())) | Err(_) => lost,
+                }
+            }
+            elsewhere = away => elsewhere,
         }
     }
 }
@@ -229,7 +245,7 @@ impl Drop for Wire {
     }
 }
 
-const LOST: &str = "the connection to Redis was lost";
+pub(super) const LOST: &str = "the connection to Redis was lost";
 const UNREADABLE: &str = "the answer was not one of Redis'; is there a proxy in between?";
 
 fn number(n: u64) -> Value {
@@ -252,22 +268,48 @@ pub(super) fn explain(error: FredError) -> StoreError {
     }
 }
 
-fn silent(address: &Address) -> StoreError {
-    StoreError::unavailable(format!("Redis at {address} gave no answer within {CONNECT:?}; does it hang?"))
+async fn within_time<T>(
+    server: &Server,
+    tls: bool,
+    opening: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    tokio::time::timeout(CONNECT, opening).await.unwrap_or_else(|_| {
+        let or = if tls { ", or is it one that speaks no TLS" } else { "" };
+        let what = format!("Redis at {server} gave no answer within {CONNECT:?}; does it hang{or}?");
+        Err(StoreError::unavailable(what))
+    })
 }
 
-fn not_connected(address: &Address, error: FredError) -> StoreError {
+fn not_connected(server: &Server, error: FredError) -> StoreError {
     let said = ServerError::new(error.details());
     if said.code().is_some() {
         return said.classify();
     }
-    // A certificate that is wrong stays wrong.
-    #[cfg(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"))]
-    if *error.kind() == fred::error::ErrorKind::Tls {
-        let what = "Redis' certificate was not accepted; check it, and the host in the URL";
-        return StoreError::refused(what).with_source(error);
+    if let Some(trouble) = tls_trouble(&error) {
+        return trouble.with_source(error);
     }
-    StoreError::unavailable(format!("no connection to Redis at {address}; is it running there?")).with_source(error)
+    StoreError::unavailable(format!("no connection to Redis at {server}; is it running there?")).with_source(error)
+}
+
+/// What two sides that cannot agree on TLS will not agree on later either. rustls' errors come as errors of the socket, told
+/// apart by their text.
+pub(super) fn tls_trouble(error: &FredError) -> Option<StoreError> {
+    if !super::address::TLS {
+        return None;
+    }
+    let says = |word| error.details().contains(word);
+    if says("InvalidMessage(") {
+        return Some(StoreError::refused("what listens there speaks no TLS; `redis://` does without"));
+    }
+    if says("AlertReceived(") {
+        return Some(StoreError::refused("Redis did not accept our certificate, or asks for one; see `connect_with`"));
+    }
+    #[cfg(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"))]
+    if says("InvalidCertificate(") || *error.kind() == fred::error::ErrorKind::Tls {
+        let what = "Redis' certificate was not accepted; check it, its authority, and the host in the URL";
+        return Some(StoreError::refused(what));
+    }
+    None
 }
 
 /// `{time, answer, ..}`; `None` for anything else, also for too many or too few answers.
@@ -305,40 +347,6 @@ fn word(value: Value) -> Word {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn rule(url: &str) -> &'static str {
-        let invalid = Address::parse(url).err().unwrap_or_else(|| panic!("{url} was taken"));
-        assert_eq!(invalid.setting, "url");
-        invalid.rule
-    }
-
-    #[test]
-    fn the_url_of_one_server_is_taken() {
-        for url in ["redis://h", "redis://h:1/3", "redis://:p@h", "redis://u:p%40@h:1", "redis://[::1]:1", "REDIS://h"]
-        {
-            assert!(Address::parse(url).is_ok(), "{url}");
-        }
-        assert_eq!(Address::parse("redis://u:p@h").unwrap().to_string(), "h:6379");
-    }
-
-    #[test]
-    fn any_other_url_is_refused_with_the_rule_it_breaks() {
-        for url in ["", "h:6379", "http://h", "redis:/h", "redis//h"] {
-            assert!(rule(url).contains("starts with"), "{url}: {}", rule(url));
-        }
-        for url in ["redis://", "redis://:1", "redis://h:x", "redis://h:99999", "redis://h/x", "redis://h/1/2"] {
-            assert!(rule(url).contains("form"), "{url}: {}", rule(url));
-        }
-        assert!(rule("redis-sentinel://h:1?sentinelServiceName=m").contains("Sentinel"));
-        assert!(rule("redis-cluster://h:1").contains("Cluster"));
-        assert!(rule("redis+unix:///run/redis.sock").contains("unix"));
-    }
-
-    #[cfg(not(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native")))]
-    #[test]
-    fn tls_without_its_feature_is_refused_with_the_feature_to_turn_on() {
-        assert!(rule("rediss://h").contains("tls-rustls"));
-    }
 
     #[test]
     fn a_reply_of_another_shape_is_no_reply() {
