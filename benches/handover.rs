@@ -3,11 +3,14 @@
 //! Against a real redis-server on this machine, which shares its cores with everything else here; so only the ratios mean
 //! something.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
+#[path = "support/spent.rs"]
+mod spent;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use fred::{interfaces::ClientLike, prelude::Builder, types::config::Config};
 use leasehold::{Lease, Leases, Wait};
+use spent::Spent;
 use std::{
     sync::{
         Arc,
@@ -27,6 +30,7 @@ async fn main() {
     many_waiters(&server).await;
     commands(&server).await;
     take_over(&server).await;
+    waiting(&server).await;
 }
 
 /// The median time from the call of `release` to the next owner running, over the median `PING`.
@@ -165,6 +169,28 @@ async fn take_over(server: &Server) {
         "take-over after a crash: {lag:?} after the TTL's end, {:.1} PINGs",
         lag.as_secs_f64() / ping.as_secs_f64()
     );
+}
+
+/// A thousand who wait for a key that somebody holds for a minute: what it costs while nothing happens.
+async fn waiting(server: &Server) {
+    const TIME: Duration = Duration::from_secs(60);
+    let (holder, leases) = (connect(server).await, connect(server).await);
+    let held = holder.lease("busy").acquire().await.unwrap();
+    let mut tasks = JoinSet::new();
+    for _ in 0..1000 {
+        let request = leases.lease("busy").wait(Wait::Forever);
+        tasks.spawn(async move { request.acquire().await.map(drop) });
+    }
+    waiters(&holder, "busy", 1000).await;
+    let (spent, before) = (Spent::now(server), executed(server));
+    tokio::time::sleep(TIME).await;
+    let (spent, after) = (Spent::now(server).since(&spent, TIME), executed(server));
+    let rate = (after - before) as f64 / TIME.as_secs_f64();
+    println!("a thousand waiting: {rate:.0} commands a second, scripts and what they call");
+    println!("cores busy meanwhile: {:.3} in this process, {:.3} in Redis", spent.here, spent.redis);
+    tasks.abort_all();
+    while tasks.join_next().await.is_some() {}
+    held.release().await.unwrap();
 }
 
 async fn running(request: leasehold::LeaseRequest) -> (Lease, Instant) {

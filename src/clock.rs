@@ -89,6 +89,11 @@ impl Clock {
     }
 }
 
+/// A pause with its second half left to chance, so that those who came together don't come back together.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
 /// How long a timer may be trusted without a look at the clock.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
@@ -153,5 +158,12 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
+    }
+
+    #[test]
+    fn half_of_a_pause_is_left_to_chance() {
+        let pauses: Vec<_> = (0..1000).map(|_| jittered(Duration::from_millis(1000)).as_millis()).collect();
+        let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+        assert!((500..550).contains(least) && (950..=1000).contains(most), "{least} to {most}");
     }
 }

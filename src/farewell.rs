@@ -1,13 +1,14 @@
 //! Releases that nobody waits for: of dropped leases, abandoned acquisitions, and releases cut short.
 use crate::{
     Key,
-    clock::Moment,
+    clock::{Moment, jittered},
     engine::Engine,
     store::{Freed, Owner},
     tenure::Settling,
 };
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -36,10 +37,17 @@ pub(crate) struct Farewell {
 impl Farewell {
     /// Not an `async fn`: what such a one is given is lost when its runtime ends before the first poll.
     pub(crate) fn say(self, engine: Arc<Engine>) -> impl Future<Output = ()> {
-        let mut under_way = UnderWay { engine, farewell: Some(self) };
+        let mut under_way = UnderWay { engine, farewell: Some(self), in_a_poll: false };
         async move {
-            if let Some(farewell) = &mut under_way.farewell {
-                farewell.through(&under_way.engine).await;
+            if let UnderWay { engine, farewell: Some(farewell), in_a_poll } = &mut under_way {
+                let mut through = pin!(farewell.through(engine));
+                poll_fn(|context| {
+                    *in_a_poll = true;
+                    let polled = through.as_mut().poll(context);
+                    *in_a_poll = false;
+                    polled
+                })
+                .await;
             }
             if let Some(said) = under_way.farewell.take() {
                 drop(said.parting);
@@ -64,13 +72,14 @@ impl Farewell {
 struct UnderWay {
     engine: Arc<Engine>,
     farewell: Option<Farewell>,
+    in_a_poll: bool,
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        // Not after a panic of the store: it would be met again and again.
+        // Not after a panic of the store: it would be met again and again. A runtime may end in another's panic.
         if let Some(farewell) = self.farewell.take()
-            && !std::thread::panicking()
+            && !self.in_a_poll
         {
             self.engine.bid_farewell(farewell);
         }
@@ -96,7 +105,7 @@ impl Goodbye<'_> {
                 }
                 Err(_) => {
                     pause = (pause * 2).min(self.attempt);
-                    tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                    tokio::time::sleep(jittered(pause)).await;
                 }
             }
         }
@@ -146,29 +155,67 @@ impl Drop for Parting {
 mod tests {
     use super::*;
     use crate::{
-        Clock,
+        Clock, StoreError,
         engine::Keeper,
         host::Host,
-        store::{Identity, MemoryStore},
+        store::{Claim, Claimed, Holding, Identity, MemoryStore, Renewal, Renewed, Store},
     };
 
-    /// A task may be dropped with its runtime before it was polled once.
-    #[tokio::test(start_paused = true)]
-    async fn a_farewell_whose_runtime_ends_before_its_first_poll_is_left_to_the_next_watchdog() {
-        let (clock, me) = (Clock::tokio(), Identity::new("me").unwrap());
-        let store = Arc::new(MemoryStore::with_clock(clock.clone()));
-        let keeper = Keeper(Engine::new(store, clock, me.clone(), Host::callers()));
+    fn keeper(store: impl Store, clock: Clock, me: &Identity) -> Keeper {
+        Keeper(Engine::new(Arc::new(store), clock, me.clone(), Host::callers()))
+    }
+
+    /// As the watchdog takes it.
+    fn farewell(keeper: &Keeper, me: &Identity) -> Farewell {
         keeper.bid_farewell(Farewell {
             key: "k".into(),
-            owner: Owner::draw(&me).unwrap(),
+            owner: Owner::draw(me).unwrap(),
             attempt: Duration::from_secs(1),
             settling: None,
             until: keeper.clock().now().after(Duration::from_secs(30)),
             again_at: None,
             parting: keeper.partings.begin(),
         });
-        let farewell = keeper.take_farewells().pop().unwrap();
+        keeper.take_farewells().pop().unwrap()
+    }
+
+    /// A task may be dropped with its runtime before it was polled once.
+    #[tokio::test(start_paused = true)]
+    async fn a_farewell_whose_runtime_ends_before_its_first_poll_is_left_to_the_next_watchdog() {
+        let (clock, me) = (Clock::tokio(), Identity::new("me").unwrap());
+        let keeper = keeper(MemoryStore::with_clock(clock.clone()), clock, &me);
+        let farewell = farewell(&keeper, &me);
         drop(farewell.say(keeper.0.clone()));
         assert_eq!(keeper.take_farewells().len(), 1);
+    }
+
+    /// Its release panics.
+    struct Broken;
+
+    impl Store for Broken {
+        async fn claim(&self, _: &Claim) -> Result<Claimed, StoreError> {
+            Err(StoreError::refused("broken"))
+        }
+        async fn renew(&self, _: &Renewal) -> Result<Renewed, StoreError> {
+            Err(StoreError::refused("broken"))
+        }
+        async fn release(&self, _: &Key, _: &Owner) -> Result<Freed, StoreError> {
+            panic!("broken")
+        }
+        async fn inspect(&self, _: &Key) -> Result<Option<Holding>, StoreError> {
+            Err(StoreError::refused("broken"))
+        }
+        async fn force_release(&self, _: &Key) -> Result<bool, StoreError> {
+            Err(StoreError::refused("broken"))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_farewell_in_which_the_store_panics_is_not_said_again() {
+        let me = Identity::new("me").unwrap();
+        let keeper = keeper(Broken, Clock::tokio(), &me);
+        let farewell = farewell(&keeper, &me);
+        assert!(tokio::spawn(farewell.say(keeper.0.clone())).await.unwrap_err().is_panic());
+        assert!(keeper.take_farewells().is_empty());
     }
 }

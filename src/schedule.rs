@@ -93,10 +93,6 @@ impl Schedule {
         self.lock().due.values().find(|tenure| tenure.fence == fence && tenure.key == *key).cloned()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.lock().due.len()
-    }
-
     pub(crate) fn wake(&self) {
         let wake = self.lock().wake.clone();
         wake.notify_one();

@@ -61,12 +61,13 @@ pub(crate) struct Tenure {
     ended: Arc<Notify>,
 }
 
+/// What few leases ever have is boxed: there may be a hundred thousand of these.
 struct State {
     phase: Phase,
     /// When to send the next renewal.
     renew_at: Moment,
     /// No renewal moves validity past this.
-    cap: Option<(Moment, LossReason)>,
+    cap: Option<Box<(Moment, LossReason)>>,
     /// Renewals sent and not answered yet.
     in_flight: u32,
     /// When the latest renewal that succeeded was sent: what became of those before it says nothing any more.
@@ -74,7 +75,7 @@ struct State {
     /// A renewal was sent, and none has succeeded since.
     awaited: bool,
     /// The last renewal failed, or wasn't answered in time, and what was said.
-    trouble: Option<StoreError>,
+    trouble: Option<Box<StoreError>>,
     /// Where the schedule has us.
     due: Option<Moment>,
     /// Rings when the last renewal in flight is over; made by a release that has to wait for it.
@@ -86,14 +87,14 @@ enum Phase {
     Held,
     /// The token has fired; ownership is certain until `valid_until`, and is not prolonged.
     Ending,
-    Lost(LossReason),
+    Lost(Box<LossReason>),
     Released,
 }
 
 impl Tenure {
     pub(crate) fn begin(grant: Grant, plan: Plan, keeper: Arc<Keeper>) -> Arc<Tenure> {
         let Grant { key, owner, fence, term, handed_over, echo_until } = grant;
-        let cap = plan.max_hold.map(|max_hold| (term.sent.after(max_hold), LossReason::MaxHold));
+        let cap = plan.max_hold.map(|max_hold| Box::new((term.sent.after(max_hold), LossReason::MaxHold)));
         let id = keeper.next_id();
         let renew_at = if handed_over { term.sent } else { term.first_renew_at(fastrand::f64()) };
         let tenure = Arc::new(Tenure {
@@ -191,7 +192,7 @@ impl Tenure {
         self.is_valid();
         let reason = match &self.lock().phase {
             Phase::Held | Phase::Ending => return None,
-            Phase::Lost(reason) => reason.clone(),
+            Phase::Lost(reason) => (**reason).clone(),
             Phase::Released => LossReason::Released,
         };
         Some(Lost::new(&self.key, self.fence, reason))
@@ -226,9 +227,9 @@ impl Tenure {
         if !state.is_live() {
             return News::default();
         }
-        let capped = state.cap.as_ref().filter(|(at, _)| *at <= self.valid_until()).map(|(_, reason)| reason.clone());
+        let capped = state.cap.as_deref().filter(|(at, _)| *at <= self.valid_until()).map(|(_, reason)| reason.clone());
         if now >= self.valid_until() {
-            let reason = capped.unwrap_or_else(|| LossReason::Deadline { last: state.trouble.clone() });
+            let reason = capped.unwrap_or_else(|| LossReason::Deadline { last: state.trouble.as_deref().cloned() });
             return self.lose(state, reason);
         }
         if state.phase == Phase::Held && now.0 >= self.cancel_at.load(Ordering::Acquire) {
@@ -241,7 +242,7 @@ impl Tenure {
     }
 
     fn lose(&self, state: &mut State, reason: LossReason) -> News {
-        state.phase = Phase::Lost(reason.clone());
+        state.phase = Phase::Lost(Box::new(reason.clone()));
         self.close();
         News::lost(reason)
     }
@@ -250,10 +251,10 @@ impl Tenure {
     pub(crate) fn cap(self: &Arc<Self>, at: Moment, reason: LossReason) {
         let now = self.clock().now();
         self.change(|state| {
-            if !state.is_live() || state.cap.as_ref().is_some_and(|(had, _)| *had <= at) {
+            if !state.is_live() || state.cap.as_deref().is_some_and(|(had, _)| *had <= at) {
                 return ((), News::default());
             }
-            state.cap = Some((at, reason));
+            state.cap = Some(Box::new((at, reason)));
             if at < self.valid_until() {
                 self.valid_until.store(at.0, Ordering::Release);
             }
@@ -281,7 +282,7 @@ impl Tenure {
         self.change(|state| {
             let news = self.keep_deadlines(state, now);
             match &state.phase {
-                Phase::Lost(reason) => (Err(reason.clone()), news),
+                Phase::Lost(reason) => (Err((**reason).clone()), news),
                 Phase::Released => (Ok(()), news),
                 Phase::Held | Phase::Ending => {
                     state.phase = Phase::Released;
@@ -294,7 +295,7 @@ impl Tenure {
 
     /// Moves the deadlines, never back. Whether they moved.
     fn extend(&self, state: &State, term: &Term) -> bool {
-        let cap = state.cap.as_ref().map_or(Moment::NEVER, |(at, _)| *at);
+        let cap = state.cap.as_deref().map_or(Moment::NEVER, |(at, _)| *at);
         let valid_until = term.valid_until().min(cap);
         let cancel_at = term.cancel_at().min(cap.before(self.plan.grace));
         if valid_until <= self.valid_until() {
@@ -392,7 +393,7 @@ impl State {
         match &self.phase {
             Phase::Held | Phase::Ending if self.trouble.is_some() => LeaseState::AtRisk,
             Phase::Held | Phase::Ending => LeaseState::Held,
-            Phase::Lost(reason) => LeaseState::Lost(reason.clone()),
+            Phase::Lost(reason) => LeaseState::Lost((**reason).clone()),
             Phase::Released => LeaseState::Released,
         }
     }

@@ -83,6 +83,12 @@ mod tests {
         assert!(term.cancel_at() > term.renew_at());
     }
 
+    #[test]
+    fn a_waiter_asks_three_times_within_a_ttl_and_at_least_each_second() {
+        assert_eq!(poll_interval(Duration::from_secs(30)), Duration::from_secs(1));
+        assert_eq!(poll_interval(Duration::from_millis(900)), Duration::from_millis(300));
+    }
+
     proptest! {
         #[test]
         fn nothing_overflows_and_the_order_of_events_stands(

@@ -49,7 +49,8 @@ async fn watch(engine: Arc<Engine>, generation: u64) {
         for farewell in engine.take_farewells() {
             under_way.spawn(farewell.say(engine.clone()));
         }
-        if retired && under_way.is_empty() && engine.schedule.len() == 0 {
+        // Every lease that is watched holds a handle, so then there are none.
+        if retired && under_way.is_empty() {
             return;
         }
         // Timers stand still while the machine sleeps, so it looks at the clock each second whatever is due.
@@ -73,9 +74,12 @@ fn note(done: Result<(), JoinError>) {
 /// Does what is due, and gathers what has to be renewed into lists, each for one lane.
 fn due_lists(engine: &Engine, now: Moment) -> Vec<Vec<Arc<Tenure>>> {
     let mut lanes: BTreeMap<u32, Vec<Arc<Tenure>>> = BTreeMap::new();
-    for tenure in engine.schedule.due(now.after(COALESCE)) {
+    let due = engine.schedule.due(now.after(COALESCE));
+    // A store's own code, so all of it before the first tick: what has ticked counts as under way, though this may panic.
+    let due: Vec<_> = due.into_iter().map(|tenure| (engine.store.lane(&tenure.key), tenure)).collect();
+    for (lane, tenure) in due {
         match tenure.tick(now) {
-            Action::Renew => lanes.entry(engine.store.lane(&tenure.key)).or_default().push(tenure),
+            Action::Renew => lanes.entry(lane).or_default().push(tenure),
             Action::Nothing => {}
         }
     }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use support::{
     faults::{Fault, Verb},
     log::Log,
-    scene::{SECOND, Scene, down, ms, scene},
+    scene::{Madness, SECOND, Scene, down, ms, scene},
 };
 use tokio::time::{sleep, timeout};
 use tracing::Level;
@@ -55,6 +55,18 @@ async fn a_loss_is_told_once_with_its_reason_and_its_fence() {
     scene.store.delete("l").await;
     assert_eq!(lease.lost().await.reason, LossReason::Expired);
     log.assert_once(Level::WARN, "the key is gone from the store");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_store_is_told_wherever_it_happens() {
+    let (log, _guard) = Log::listen();
+    let scene = scene();
+    let lease = scene.leases.lease("k").acquire().await.unwrap();
+    scene.store.go_mad([Madness::Panics, Madness::PanicsOverLanes]);
+    sleep(60 * SECOND).await;
+    log.assert_once(Level::ERROR, "the watchdog panicked");
+    log.assert_once(Level::ERROR, "a store panicked");
+    assert!(lease.is_held());
 }
 
 #[tokio::test(start_paused = true)]

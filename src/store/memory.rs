@@ -302,7 +302,7 @@ impl State {
             return;
         }
         self.slots.retain(|_, slot| {
-            slot.line.retain(|w| w.until > now.moment);
+            slot.line.retain(|w| w.is_alive(now));
             slot.held(now).is_some() || !slot.line.is_empty() || slot.forget.is_some_and(|at| at > now.moment)
         });
         self.sweep.done(self.slots.len());
@@ -413,9 +413,15 @@ mod tests {
         for n in 0..1000 {
             use_once(n).await;
         }
-        assert_eq!(unpoisoned(&store.state).slots.len(), 1000);
-        advance(FENCE_LIFE).await;
-        for n in 1000..3000 {
+        let week = Duration::from_secs(604_800);
+        advance(week - Duration::from_secs(1)).await;
+        // Enough for a sweep, and for another one later.
+        for n in 1000..1100 {
+            use_once(n).await;
+        }
+        assert_eq!(unpoisoned(&store.state).slots.len(), 1100);
+        advance(Duration::from_secs(1)).await;
+        for n in 1100..3000 {
             use_once(n).await;
         }
         let state = unpoisoned(&store.state);
@@ -424,17 +430,49 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_sweep_that_leaves_nothing_gives_the_room_back() {
+        let store = MemoryStore::new();
+        for n in 0..Sweep::SMALL {
+            held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
+        }
+        advance(FENCE_LIFE).await;
+        held(&store, &Claim::new("last".into(), owner(), TTL)).await;
+        let slots = &unpoisoned(&store.state).slots;
+        assert!(slots.len() == 1 && slots.capacity() < Sweep::SMALL, "room for {}", slots.capacity());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_sweep_spares_who_holds_and_who_waits() {
         let store = MemoryStore::new();
-        let mut long = Claim::new("long".into(), owner(), 3 * FENCE_LIFE);
-        held(&store, &long).await;
-        (long.owner, long.line) = (owner(), true);
+        let held_alone = Claim::new("held".into(), owner(), 3 * FENCE_LIFE);
+        held(&store, &held_alone).await;
+        let mut waits = Claim::new("waits".into(), owner(), TTL);
+        held(&store, &waits).await;
+        (waits.owner, waits.line, waits.presence) = (owner(), true, 3 * FENCE_LIFE);
+        assert!(matches!(store.claim(&waits).await, Ok(Claimed::Queued { .. })));
+        // By now neither fence is remembered for its own sake, and what the one waits for is over.
         advance(2 * FENCE_LIFE).await;
-        assert!(matches!(store.claim(&long).await, Ok(Claimed::Queued { .. })));
         for n in 0..100 {
             held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
         }
-        assert_eq!(store.inspect(&long.key).await.unwrap().map(|h| h.waiters), Some(1));
+        assert!(store.inspect(&held_alone.key).await.unwrap().is_some());
+        let newcomer = Claim::new(waits.key.clone(), owner(), TTL);
+        assert!(matches!(store.claim(&newcomer).await, Ok(Claimed::Busy { .. })), "it would jump the line");
+        held(&store, &waits).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deaf_sink_does_not_take_along_the_one_that_came_in_its_place() {
+        let store = Arc::new(MemoryStore::new());
+        let identity = Identity::new("a").unwrap();
+        let (weak, successor) = (Arc::downgrade(&store), sink(&identity, &Arc::new(AtomicBool::new(true))).0);
+        store.listen(Pushes::new(identity.clone(), move |_| {
+            weak.upgrade().unwrap().listen(successor.clone());
+            false
+        }));
+        held(&store, &Claim::new("k".into(), Owner::draw(&identity).unwrap(), TTL)).await;
+        assert!(store.force_release(&"k".into()).await.unwrap());
+        assert!(unpoisoned(&store.sinks).by_inbox.contains_key(identity.inbox()));
     }
 
     #[tokio::test(start_paused = true)]

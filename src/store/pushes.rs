@@ -66,3 +66,31 @@ impl fmt::Debug for Pushes {
         f.debug_struct("Pushes").field("inbox", self.inbox()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn a_sink_is_told_every_word_as_it_is_and_says_whether_anybody_listens() {
+        let identity = Identity::new("me").unwrap();
+        for listens in [true, false] {
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let to = heard.clone();
+            let pushes = Pushes::new(identity.clone(), move |push| {
+                to.lock().unwrap().push(push);
+                listens
+            });
+            let second = Duration::from_secs(1);
+            assert_eq!(pushes.granted("an owner", 7, second), listens);
+            assert_eq!(pushes.forced(&"k".into(), 8), listens);
+            assert_eq!(pushes.missed(), listens);
+            assert_eq!(pushes.is_closed(), !listens);
+            let granted = Push::Granted { owner: "an owner".into(), fence: 7, length: second };
+            let forced = Push::Forced { key: "k".into(), fence: 8 };
+            assert_eq!(*heard.lock().unwrap(), [granted, forced, Push::Missed, Push::Nothing]);
+            assert!(format!("{pushes:?}").contains(&**identity.inbox()));
+        }
+    }
+}

@@ -107,14 +107,14 @@ impl Tenure {
 
     /// Whether another renewal could move the end of validity.
     pub(super) fn can_gain(&self, state: &State) -> bool {
-        self.plan.renews && state.cap.as_ref().is_none_or(|(at, _)| *at > self.valid_until())
+        self.plan.renews && state.cap.as_deref().is_none_or(|(at, _)| *at > self.valid_until())
     }
 }
 
 impl State {
     /// Told when it begins, not each time that it goes on.
     fn trouble(&mut self, error: StoreError) -> News {
-        match self.trouble.replace(error.clone()) {
+        match self.trouble.replace(Box::new(error.clone())) {
             None => News::at_risk(error),
             Some(_) => News::default(),
         }

@@ -70,7 +70,9 @@ fn connecting_may_be_dropped_after_every_reply_of_the_server() {
             while runtime.block_on(after(replies, world.port, connect)) == End::Dropped {
                 replies += 1;
             }
-            println!("covered: {name}, dropped after each of {replies} rounds of replies");
+            crate::support::aloud::say(format_args!(
+                "covered: {name}, dropped after each of {replies} rounds of replies"
+            ));
             assert!(replies >= 3, "{name} is through after {replies}");
         }
     });

@@ -8,11 +8,15 @@ use super::{
     world,
 };
 use leasehold::{Leases, store::redis::RedisStore};
-use std::time::Duration;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 use tokio::runtime::{Builder, Runtime};
 
+/// Can end between any two polls of its tasks: it looks at the main future after each.
 fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
+    Builder::new_current_thread().event_interval(1).enable_all().build().unwrap()
 }
 
 /// On whichever runtime acquires; its connections are elsewhere.
@@ -36,14 +40,18 @@ fn what_a_runtime_that_ends_had_still_to_release_is_released_by_the_next() {
     let _alone = alone();
     world(PATIENCE, |world| {
         let (leases, look) = (leases(world, world.port), Look::at(world.port));
-        for yields in 0..12 {
-            let key = format!("dropped-{yields}");
-            runtime().block_on(async {
-                drop(leases.lease(&key).acquire().await.unwrap());
-                for _ in 0..yields {
-                    tokio::task::yield_now().await;
-                }
-            });
+        for (yields, panics) in (0..24).map(|n| (n / 2, n % 2 == 1)) {
+            let key = format!("dropped-{yields}-{panics}");
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                runtime().block_on(async {
+                    drop(leases.lease(&key).acquire().await.unwrap());
+                    for _ in 0..yields {
+                        tokio::task::yield_now().await;
+                    }
+                    assert!(!panics, "the runtime ends in a panic");
+                });
+            }));
+            assert_eq!(ended.is_err(), panics);
             the_next_gives_back(&leases, &look, &key);
         }
     });

@@ -107,8 +107,8 @@ fn every_public_async_call_may_be_dropped_at_every_await() {
         let seen = play_all(&calls, world);
         let sum = |of: fn(&Seen) -> usize| seen.iter().map(of).sum::<usize>();
         let found: Vec<_> = seen.iter().flat_map(|seen| &seen.found).collect();
-        println!(
-            "covered: {} calls in {} situations, {} awaits, {} drops ({} woken and not polled, {} with their runtime, \
+        support::aloud::say(format_args!(
+            "covered: awaits: {} calls in {} situations, {} awaits, {} drops ({} woken and not polled, {} with their runtime, \
              {} while the server hung), {} done, {} panics, in {:.1} s",
             calls.iter().map(|(call, _)| call.of).collect::<BTreeSet<_>>().len(),
             calls.len(),
@@ -120,7 +120,7 @@ fn every_public_async_call_may_be_dropped_at_every_await() {
             sum(|seen| seen.done),
             sum(|seen| seen.panicked),
             start.elapsed().as_secs_f64(),
-        );
+        ));
         assert!(found.is_empty(), "{found:#?}");
         // Nobody passes by doing nothing.
         for ((call, _), seen) in calls.iter().zip(&seen) {

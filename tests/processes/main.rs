@@ -26,7 +26,6 @@ use judge::Covered;
 use plan::{Fault, Plan};
 use std::{
     collections::BTreeMap,
-    io::Write,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -46,25 +45,19 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|n| n.parse().unwrap_or_else(|_| panic!("{name}={n} is no number")))
 }
 
-/// Also when the test passes: who reads it wants to know of how much.
-fn say(what: &str) {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "\n{what}").and_then(|()| out.flush()).unwrap();
-}
-
 fn trial(setup: Setup, length: Duration) {
     let seed = number("SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     let plan = Plan::new(seed, setup.workers);
     let (test, start) = (setup.test, Instant::now());
-    say(&format!("{test}: SEED={seed}"));
+    support::aloud::say(format_args!("{test}: SEED={seed}"));
     let mut field = Field::open(setup);
     field.suffer(plan, length, |field, covered| all_faults(&field.faults) && harm(&covered));
     field.recover(|covered| peace(&covered));
     let (evidence, faults) = field.close();
     let Covered { steps, acquisitions, hand_overs, losses, ended_as_agreed, undisturbed, overran, writes, refused } =
         evidence.covered();
-    say(&format!(
-        "{test}: covered in {:?}: SEED={seed}, {steps} steps, {acquisitions} acquisitions, {hand_overs} hand-overs, \
+    support::aloud::say(format_args!(
+        "covered: {test}, in {:.1?}: SEED={seed}, {steps} steps, {acquisitions} acquisitions, {hand_overs} hand-overs, \
          {losses} losses told, {ended_as_agreed} leases ended as agreed, {undisturbed} undisturbed for longer than a TTL, \
          {overran} steps overran their lease, {refused} of {writes} writes refused, faults {faults:?}",
         start.elapsed()

@@ -1,10 +1,15 @@
 //! What a worker writes down, a line each, and how the judge reads it again. A process that is killed has written what it
 //! did: each line goes to its file in one call.
+use rustix::time::{ClockId, clock_gettime};
 use std::{collections::BTreeMap, fmt, fs, path::Path, str::FromStr};
 
 /// Nanoseconds on a clock that all processes share and that counts suspension: the one that leases are measured with.
 pub fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: ClockId = ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    let now = clock_gettime(CLOCK);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 

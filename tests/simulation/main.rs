@@ -4,6 +4,8 @@
 //! `SEED=n` replays one seed and prints what happened; `SEEDS=n` runs so many, from `FIRST` on.
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "it says what was covered")]
+#[path = "../support/aloud.rs"]
+mod aloud;
 mod client;
 mod fate;
 mod found;
@@ -120,8 +122,8 @@ fn no_schedule_breaks_a_promise() {
     let (first, count) = (number("FIRST").unwrap_or(0), number("SEEDS").unwrap_or(10_000));
     let start = Instant::now();
     let summary = run_all(first, count, None, 10);
-    println!("after {:?}:", start.elapsed());
-    summary.coverage.iter().for_each(|(what, n)| println!("{n:>12}  {what}"));
+    let all: Vec<_> = summary.coverage.iter().map(|(what, n)| format!("{n} {what}")).collect();
+    aloud::say(format_args!("covered: simulation, in {:.1?}: {}", start.elapsed(), all.join(", ")));
     let broken: Vec<_> = summary.broken.iter().map(|(seed, what)| format!("\n  SEED={seed}: {what}")).collect();
     assert!(broken.is_empty(), "broken:{}", broken.concat());
 }

@@ -1,6 +1,7 @@
 //! What the tests share.
 // Every test file compiles this module anew and uses a part of it.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
+pub mod aloud;
 #[cfg(unix)]
 pub mod child;
 pub mod fake;

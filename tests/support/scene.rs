@@ -67,10 +67,12 @@ pub struct Seen {
     pub over: Option<Duration>,
 }
 
-/// What a broken store does to a list of renewals.
+/// What a broken store does when leases are to be renewed.
 #[derive(Clone, Copy, Debug)]
 pub enum Madness {
     Panics,
+    /// Panics when it is asked for a lane, so in the watchdog itself.
+    PanicsOverLanes,
     /// Gives so many answers.
     Answers(usize),
 }
@@ -179,7 +181,7 @@ impl Store for Spy {
         let madness = lock(&self.madness).pop();
         match madness {
             None => self.network.renew_all(list).await,
-            Some(Madness::Panics) => panic!("the store panics, as the test says"),
+            Some(Madness::Panics | Madness::PanicsOverLanes) => panic!("the store panics, as the test says"),
             Some(Madness::Answers(n)) => {
                 let mut answers = self.network.renew_all(list).await;
                 answers.resize(n, Ok(Renewed::Renewed));
@@ -202,6 +204,8 @@ impl Store for Spy {
     }
 
     fn lane(&self, key: &Key) -> u32 {
+        let mad = lock(&self.madness).pop_if(|madness| matches!(madness, Madness::PanicsOverLanes)).is_some();
+        assert!(!mad, "the store panics over lanes, as the test says");
         self.network.lane(key)
     }
 

@@ -38,6 +38,12 @@ pub(super) struct Waiter {
     pub(super) until: Moment,
 }
 
+impl Waiter {
+    pub(super) fn is_alive(&self, now: Now) -> bool {
+        self.until > now.moment
+    }
+}
+
 /// The instant of one step, on both clocks.
 #[derive(Clone, Copy)]
 pub(super) struct Now {
@@ -89,7 +95,7 @@ impl Slot {
 
     /// The first live waiter; the dead before it are dropped.
     pub(super) fn first(&mut self, now: Now) -> Option<&Waiter> {
-        while self.line.front().is_some_and(|w| w.until <= now.moment) {
+        while self.line.front().is_some_and(|w| !w.is_alive(now)) {
             self.line.pop_front();
         }
         self.line.front()
@@ -99,7 +105,7 @@ impl Slot {
     pub(super) fn stand(&mut self, claim: &Claim, now: Now) -> (usize, Ticket) {
         let known = self.line.iter().position(|w| w.owner == claim.owner);
         let at = known.unwrap_or_else(|| self.join(claim, now));
-        let ahead = self.line.iter().take(at).filter(|w| w.until > now.moment).count();
+        let ahead = self.line.iter().take(at).filter(|w| w.is_alive(now)).count();
         (ahead, self.line[at].ticket)
     }
 
@@ -115,7 +121,7 @@ impl Slot {
 
     pub(super) fn inspect(&self, now: Now) -> Option<Holding> {
         let held = self.held(now)?;
-        let waiters = self.line.iter().filter(|w| w.until > now.moment).count() as u64;
+        let waiters = self.line.iter().filter(|w| w.is_alive(now)).count() as u64;
         let remaining = held.until.since(now.moment);
         Some(Holding::new(Some(held.owner.label().clone()), Some(self.fence), Some(remaining), waiters))
     }

@@ -3,7 +3,7 @@
 //! It only ever speeds things up: whoever waits also asks. So nothing here is retried in a hurry, and a server that
 //! permits no subscription is only slower to wait on.
 use super::{address::Address, wire::Wire};
-use crate::{Key, error::StoreError, store::Pushes};
+use crate::{Key, clock::jittered, error::StoreError, store::Pushes};
 use fred::{
     error::Error as FredError,
     interfaces::{ClientLike, EventInterface, PubsubInterface},
@@ -55,9 +55,26 @@ enum End {
     Lost(StoreError),
 }
 
+/// How long to pause before the next attempt to subscribe.
+struct Pauses {
+    next: Duration,
+}
+
+impl Pauses {
+    fn new() -> Self {
+        Pauses { next: PAUSE.0 }
+    }
+
+    fn after(&mut self, why: &StoreError) -> Duration {
+        let pause = if why.may_pass() { self.next } else { REFUSED };
+        self.next = (self.next * 2).min(PAUSE.1);
+        pause
+    }
+}
+
 impl Inbox {
     async fn hear(self) {
-        let mut pause = PAUSE.0;
+        let mut pauses = Pauses::new();
         // Trouble is told when it begins and when it ends, not each time.
         let mut troubled = false;
         while !self.to.is_closed() {
@@ -69,7 +86,7 @@ impl Inbox {
                     let since = Instant::now();
                     let End::Lost(why) = self.listen(wire, words).await else { return };
                     if since.elapsed() >= STEADY {
-                        (pause, troubled) = (PAUSE.0, false);
+                        (pauses, troubled) = (Pauses::new(), false);
                     }
                     why
                 }
@@ -80,9 +97,7 @@ impl Inbox {
             } else {
                 tracing::warn!(server = %self.address, %why, "cannot hear from Redis; whoever waits asks instead");
             }
-            let now = if why.may_pass() { pause } else { REFUSED };
-            tokio::time::sleep(now.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-            pause = (pause * 2).min(PAUSE.1);
+            tokio::time::sleep(jittered(pauses.after(&why))).await;
         }
     }
 
@@ -166,6 +181,15 @@ fn forced(text: &str) -> Option<(u64, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pauses_grow_up_to_a_few_seconds_and_a_refusal_is_given_longer() {
+        let mut pauses = Pauses::new();
+        let cut = StoreError::unavailable("cut");
+        let grown: Vec<_> = (0..8).map(|_| pauses.after(&cut).as_millis()).collect();
+        assert_eq!(grown, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!(pauses.after(&StoreError::refused("no permission")), Duration::from_secs(30));
+    }
 
     #[test]
     fn words_are_read_as_the_page_writes_them() {

@@ -49,3 +49,52 @@ pub(super) fn refuse(jobs: &mut [Job], why: &StoreError) {
         job.answer(Err(why.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Key,
+        store::{Claim, Identity, Owner, Renewal},
+    };
+
+    const ASKED: Moment = Moment(1_000_000_000);
+
+    fn ops() -> (Op, Op, Op) {
+        let (key, ttl) = (Key::from("k"), Duration::from_secs(30));
+        let owner = Owner::draw(&Identity::new("me").unwrap()).unwrap();
+        let claim = Op::claim(&Claim::new(key.clone(), owner.clone(), ttl), ASKED);
+        (claim, Op::renew(&Renewal::new(key.clone(), owner.clone(), 1, ttl)), Op::release(&key, &owner))
+    }
+
+    /// Whoever asked for it has gone.
+    fn forsaken(op: Op) -> Job {
+        Job::new(op, ASKED).0
+    }
+
+    #[test]
+    fn a_claim_that_nobody_waits_for_is_not_sent_and_all_else_is() {
+        let (claim, renewal, release) = ops();
+        let (awaited, _answer) = Job::new(ops().0, ASKED);
+        assert!(awaited.is_worth_sending());
+        assert!(!forsaken(claim).is_worth_sending());
+        assert!(forsaken(renewal).is_worth_sending() && forsaken(release).is_worth_sending());
+    }
+
+    #[test]
+    fn while_there_is_no_connection_a_release_is_kept_though_nobody_waits_but_not_for_ever() {
+        let (claim, renewal, release) = ops();
+        let over = ASKED.after(RELEASE_KEPT);
+        let just_before = Moment(over.0 - 1);
+        for op in [claim, renewal] {
+            assert!(!forsaken(op).is_worth_keeping(ASKED));
+        }
+        let kept = forsaken(release);
+        assert!(kept.is_worth_keeping(just_before) && !kept.is_worth_keeping(over));
+
+        let (mut awaited, mut answer) = Job::new(ops().0, ASKED);
+        assert!(awaited.is_worth_keeping(over));
+        refuse(std::slice::from_mut(&mut awaited), &StoreError::unavailable("gone"));
+        assert!(!awaited.is_awaited() && answer.try_recv().unwrap().is_err(), "it was told");
+    }
+}

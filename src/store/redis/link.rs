@@ -11,7 +11,7 @@ use super::{
     wire::{Failure, Page, Reply, Sent, Wire},
 };
 use crate::{
-    clock::{Clock, Moment},
+    clock::{Clock, Moment, jittered},
     error::StoreError,
 };
 use std::{
@@ -382,7 +382,7 @@ fn pause(failures: u32, patience: Duration) -> Duration {
     let (first, longest) = (PAUSE.0, PAUSE.1.min(patience / 4).max(PAUSE.0));
     match failures {
         0 | 1 => Duration::ZERO,
-        n => (first * 2_u32.saturating_pow(n - 2)).min(longest).mul_f64(0.5 + fastrand::f64() / 2.0),
+        n => jittered((first * 2_u32.saturating_pow(n - 2)).min(longest)),
     }
 }
 

@@ -276,6 +276,57 @@ mod tests {
         assert_eq!(millis(Duration::MAX), u64::MAX);
     }
 
+    fn said(words: &[&str]) -> Answer {
+        // What the page counts comes as a number, what must keep all its digits as text.
+        let word = |word: &&str| word.parse().map_or_else(|_| Word::Text(word.as_bytes().to_vec()), Word::Int);
+        Answer::new(words.iter().map(word).collect())
+    }
+
+    #[test]
+    fn every_answer_of_the_page_is_read_as_it_is_meant() {
+        let text = Answer::new(vec![Word::Text(b"held".to_vec()), Word::Text(b"9007199254740991".to_vec())]);
+        assert_eq!(text.claimed(), Ok(Claimed::held(9_007_199_254_740_991)));
+        assert_eq!(said(&["held", "7"]).claimed(), Ok(Claimed::held(7)));
+        assert_eq!(said(&["late"]).claimed(), Ok(Claimed::Late));
+        let (left, holder) = (Some(Duration::from_millis(250)), Some("me:1".into()));
+        assert_eq!(said(&["busy", "250", "me:1"]).claimed(), Ok(Claimed::busy(left, holder.clone())));
+        assert_eq!(said(&["busy", "-1", ""]).claimed(), Ok(Claimed::busy(None, None)));
+        let queued = Claimed::queued(3, left, 7, Ticket(9), holder.clone());
+        assert_eq!(said(&["queued", "3", "250", "7", "9", "me:1"]).claimed(), Ok(queued));
+
+        assert_eq!(said(&["renewed"]).renewed(), Ok(Renewed::Renewed));
+        assert_eq!(said(&["gone"]).renewed(), Ok(Renewed::Gone));
+        assert_eq!(said(&["taken"]).renewed(), Ok(Renewed::Taken));
+
+        assert_eq!(said(&["released"]).freed(), Ok(Freed::Released));
+        assert_eq!(said(&["gone"]).freed(), Ok(Freed::Gone));
+        assert_eq!(said(&["released", "NOPERM no"]).untold(), Some(ServerError::new("NOPERM no")));
+        assert_eq!((said(&["released"]).untold(), said(&["gone", "NOPERM no"]).untold()), (None, None));
+
+        assert_eq!(said(&["free"]).holding(), Ok(None));
+        let ours = Holding::new(holder, Some(7), left, 2);
+        assert_eq!(said(&["holds", "250", "2", "me:1", "7"]).holding(), Ok(Some(ours)));
+        let anothers = Holding::new(None, None, None, 0);
+        assert_eq!(said(&["holds", "-1", "0", "", ""]).holding(), Ok(Some(anothers)));
+
+        assert_eq!(said(&["written"]).wrote(), Ok(Wrote::Written));
+        assert_eq!(said(&["stale", "8"]).wrote(), Ok(Wrote::Stale { newest: 8 }));
+        assert_eq!(said(&["none"]).value(), Ok(None));
+        assert_eq!(said(&["value", "bytes"]).value(), Ok(Some(b"bytes".to_vec())));
+
+        assert_eq!(said(&["error", "OOM no"]).error(), Some(ServerError::new("OOM no")));
+        assert_eq!(said(&["gone"]).error(), None);
+        assert!(said(&["late"]).is_late() && !said(&["gone"]).is_late());
+    }
+
+    #[test]
+    fn only_a_renewal_renews_and_it_is_told_by_its_owner() {
+        let owner = Owner::draw(&crate::store::Identity::new("me").unwrap()).unwrap();
+        let renewal = Renewal::new("k".into(), owner.clone(), 1, Duration::from_secs(1));
+        assert_eq!(Op::renew(&renewal).renews(), Some(&*owner.secret()));
+        assert_eq!(Op::release(&"k".into(), &owner).renews(), None);
+    }
+
     #[test]
     fn an_answer_that_the_page_never_gives_is_an_error_and_not_a_guess() {
         let odd = || Answer::new(vec![Word::Text(b"renewed?".to_vec())]);
@@ -289,6 +340,7 @@ mod tests {
     #[test]
     fn debug_tells_neither_owner_nor_value() {
         let write = FencedWrite::new("v".into(), b"private".to_vec(), 1);
-        assert!(!format!("{:?}", Op::write(&write)).contains("private"));
+        let shown = format!("{:?}", Op::write(&write));
+        assert!(!shown.contains("private") && shown.contains("7 bytes"), "{shown}");
     }
 }

@@ -128,6 +128,44 @@ mod tests {
     }
 
     #[test]
+    fn whoever_reads_an_error_learns_what_to_do_about_it() {
+        for (said, advice) in [
+            ("NOPERM User u has no permissions to run the 'eval' command", "lacks +eval"),
+            ("The user executing the script can't run this command", "lacks a permission"),
+            ("ERR ACL failure in script: User u has no permissions", "lacks a permission"),
+            ("LOADING Redis is loading the dataset in memory", "loading its data"),
+            ("BUSY Redis is busy running a script", "SCRIPT KILL"),
+            ("CLUSTERDOWN Hash slot not served", "CLUSTER INFO"),
+            ("MASTERDOWN Link with MASTER is down", "has lost its primary"),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", "moving this key's slot"),
+            ("READONLY You can't write against a read only replica.", "is a replica"),
+            ("MISCONF Redis is configured to save RDB snapshots", "cannot save to disk"),
+            ("NOREPLICAS Not enough good replicas to write.", "min-replicas-to-write"),
+            ("NOAUTH Authentication required.", "asks for a password"),
+            ("WRONGPASS invalid username-password pair", "no such user"),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", "another type"),
+            ("OOM command not allowed when used memory > 'maxmemory'.", "maxmemory"),
+            ("CROSSSLOT Keys in request don't hash to the same slot", "Redis Cluster is not supported"),
+            ("MOVED 3999 127.0.0.1:6381", "keeps this key elsewhere"),
+            ("ASK 3999 127.0.0.1:6381", "keeps this key elsewhere"),
+            ("FENCE too large", "2^53"),
+            ("LEASE the key is that of a lease", "under another key"),
+            ("MARK not a fence", "`:mark` key"),
+            ("ERR max number of clients reached", "maxclients"),
+            ("ERR AUTH <password> called without any password configured", "did not take the password"),
+            ("ERR invalid password", "did not take the password"),
+            ("ERR DB index is out of range", "no such database"),
+            ("ERR invalid expire time in 'set' command", "no TTL of that length"),
+            ("ERR value is not an integer or out of range", "no TTL of that length"),
+            ("ERR unknown command 'EVALSHA'", "a reason of its own"),
+            ("NEW words", "a reason of its own"),
+        ] {
+            let error = ServerError::new(said).classify();
+            assert!(error.to_string().contains(advice), "{said}: {error}");
+        }
+    }
+
+    #[test]
     fn what_redis_6_puts_before_an_error_in_a_script_is_taken_off() {
         let error = ServerError::new("@user_script: 57: OOM command not allowed when used memory > 'maxmemory'.");
         assert_eq!(error.code(), Some("OOM"));
@@ -147,6 +185,13 @@ mod tests {
             let denied = ServerError::new(words).classify();
             assert!(denied.to_string().starts_with("the store refused: the Redis user lacks +subscribe;"), "{denied}");
         }
+    }
+
+    #[test]
+    fn a_server_without_the_page_and_one_that_is_a_replica_are_known_by_their_word() {
+        let [no_script, read_only] = ["NOSCRIPT No matching script.", "READONLY You can't write"].map(ServerError::new);
+        assert!(no_script.is_no_script() && !read_only.is_no_script());
+        assert!(read_only.is_read_only() && !no_script.is_read_only());
     }
 
     #[test]

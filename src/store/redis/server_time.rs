@@ -65,6 +65,8 @@ mod tests {
         assert_eq!(time.at(Moment(3 * SECOND)), 503_003_000, "a slow reply loosens nothing");
         time.sample(Moment(3 * SECOND), 503_000_500, false);
         assert_eq!(time.at(Moment(4 * SECOND)), 504_000_500, "a faster one tightens");
+        time.sample(Moment(13 * SECOND), 513_001_000, false);
+        assert_eq!(time.at(Moment(14 * SECOND)), 514_000_500, "ten seconds are not over");
         time.sample(Moment(14 * SECOND), 514_002_000, false);
         assert_eq!(time.at(Moment(15 * SECOND)), 515_002_000, "an old one is replaced");
     }
