@@ -4,7 +4,9 @@ mod support;
 
 use leasehold::{
     Error, Key, StoreError,
-    store::{Claim, Claimed, FencedWrite, Freed, Identity, Owner, Renewal, Renewed, Store, Wrote, redis::RedisStore},
+    store::{
+        Claim, Claimed, FencedWrite, Freed, Identity, Owner, Renewal, Renewed, Store, Ticket, Wrote, redis::RedisStore,
+    },
 };
 use std::time::Duration;
 use support::server::{Server, free_port};
@@ -256,10 +258,12 @@ async fn every_verb(store: &RedisStore) -> Result<(), StoreError> {
     };
     let Claimed::Held { fence, .. } = store.claim(&in_line(&a)).await? else { panic!("not held") };
     store.renew(&Renewal::new(key.clone(), a.clone(), fence, TTL * 2)).await?;
+    store.claim(&in_line(&c)).await?;
+    // Before it, one that dies; the line itself lives as long as the other.
     let mut dying = in_line(&b);
     dying.presence = Duration::from_millis(1);
+    dying.ticket = Some(Ticket(1));
     store.claim(&dying).await?;
-    store.claim(&in_line(&c)).await?;
     tokio::time::sleep(Duration::from_millis(10)).await; // far more than the presence of the first waiter
     store.inspect(&key).await?;
     store.release(&key, &a).await?;
