@@ -73,18 +73,18 @@ fn note(done: Result<(), JoinError>) {
 
 /// Does what is due, and gathers what has to be renewed into lists, each for one lane.
 fn due_lists(engine: &Engine, now: Moment) -> Vec<Vec<Arc<Tenure>>> {
-    let mut lanes: BTreeMap<u32, Vec<Arc<Tenure>>> = BTreeMap::new();
+    let mut lanes = Lanes::default();
     let due = engine.schedule.due(now.after(COALESCE));
     // A store's own code, so all of it before the first tick: what has ticked counts as under way, though this may panic.
     let due: Vec<_> = due.into_iter().map(|tenure| (engine.store.lane(&tenure.key), tenure)).collect();
     for (lane, tenure) in due {
         match tenure.tick(now) {
-            Action::Renew => lanes.entry(lane).or_default().push(tenure),
+            Action::Renew => lanes.0.entry(lane).or_default().push(tenure),
             Action::Nothing => {}
         }
     }
     let mut lists = Vec::new();
-    for mut lane in lanes.into_values() {
+    for mut lane in std::mem::take(&mut lanes.0).into_values() {
         while lane.len() > LONGEST_LIST {
             let rest = lane.split_off(LONGEST_LIST);
             lists.push(std::mem::replace(&mut lane, rest));
@@ -92,6 +92,19 @@ fn due_lists(engine: &Engine, now: Moment) -> Vec<Vec<Arc<Tenure>>> {
         lists.push(lane);
     }
     lists
+}
+
+/// What has ticked and is still to be sent, by lane. A tick tells wakers and the log, which are other people's code: when
+/// one of them panics, what had ticked before is not under way.
+#[derive(Default)]
+struct Lanes(BTreeMap<u32, Vec<Arc<Tenure>>>);
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        for tenure in self.0.values().flatten() {
+            tenure.not_sent();
+        }
+    }
 }
 
 /// Not an `async fn`: its list has to be answered also when its runtime ends before the first poll.
@@ -141,6 +154,10 @@ impl Drop for List {
 mod tests {
     use super::*;
     use crate::{Clock, Leases, store::MemoryStore};
+    use std::{
+        pin::pin,
+        task::{Context, Wake},
+    };
 
     /// A task may be dropped with its runtime before it was polled once.
     #[tokio::test(start_paused = true)]
@@ -154,5 +171,34 @@ mod tests {
         assert!(tenure.settling().is_some());
         drop(renew(tenure.keeper.0.clone(), vec![tenure.clone()]));
         assert!(tenure.settling().is_none());
+    }
+
+    /// Its waker panics when it is told that its lease ends.
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waker_that_panics_as_one_lease_ends_leaves_no_renewal_of_another_in_flight_that_was_never_sent() {
+        let clock = Clock::tokio();
+        let builder = Leases::builder().clock(clock.clone()).ttl(Duration::from_secs(3));
+        let leases = builder.build(MemoryStore::with_clock(clock.clone())).unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut fixed = leases.lock("fixed");
+        fixed.lock_for(Duration::from_millis(1200)).await.unwrap();
+        let token = fixed.cancel_token().unwrap();
+        let mut cancelled = pin!(token.cancelled());
+        let waker = Arc::new(Panics).into();
+        assert!(cancelled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // The renewal of the one is due a moment before the end of the other, and both are due at the same look.
+        clock.suspend(Duration::from_secs(1));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(token.is_cancelled() && lease.valid_for() > Duration::from_millis(1500), "{:?}", lease.valid_for());
+        assert!(lease.tenure().settling().is_none(), "a release would wait for it");
     }
 }

@@ -53,17 +53,21 @@ impl Tenure {
         }
     }
 
+    /// A renewal that was about to be sent was not: it is due again. Tells nothing, for it is called in a panic.
+    pub(crate) fn not_sent(self: &Arc<Self>) {
+        let now = self.clock().now();
+        self.change(|state| {
+            state.one_less_in_flight();
+            state.renew_at = state.renew_at.min(now);
+            ((), News::default())
+        });
+    }
+
     /// The answer to a renewal sent at `sent`; `None` when there was none.
     pub(crate) fn answered(self: &Arc<Self>, sent: Moment, answer: Option<Result<Renewed, StoreError>>) {
         let now = self.clock().now();
         self.change(|state| {
-            state.in_flight = state.in_flight.saturating_sub(1);
-            if state.in_flight == 0
-                && let Some(settled) = state.settled.take()
-            {
-                settled.notify_waiters();
-                settled.notify_one();
-            }
+            state.one_less_in_flight();
             let overtaken = state.confirmed.is_some_and(|last| sent <= last);
             let news = match answer {
                 Some(Ok(Renewed::Gone)) if state.is_live() => self.lose(state, LossReason::Expired),
@@ -112,6 +116,16 @@ impl Tenure {
 }
 
 impl State {
+    fn one_less_in_flight(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.in_flight == 0
+            && let Some(settled) = self.settled.take()
+        {
+            settled.notify_waiters();
+            settled.notify_one();
+        }
+    }
+
     /// Told when it begins, not each time that it goes on.
     fn trouble(&mut self, error: StoreError) -> News {
         match self.trouble.replace(Box::new(error.clone())) {
