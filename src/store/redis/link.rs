@@ -5,7 +5,7 @@
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
     address::Address,
-    job::{Job, refuse},
+    job::{Job, drop_what_is_asked_again, refuse},
     protocol::{Answer, LONGEST, Op},
     server_time::ServerTime,
     wire::{Failure, Page, Reply, Sent, Wire},
@@ -15,7 +15,7 @@ use crate::{
     error::StoreError,
 };
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
@@ -315,7 +315,7 @@ impl Carrier {
         match asked {
             Asked::One(job) => self.queue.push_back(job),
             Asked::Many(jobs) => {
-                self.drop_what_is_asked_again(&jobs);
+                drop_what_is_asked_again(&mut self.queue, &jobs);
                 self.queue.extend(jobs);
             }
         }
@@ -334,22 +334,6 @@ impl Carrier {
             }
         }
         self.drop_what_nobody_wants();
-    }
-
-    /// A renewal that was not written before the next attempt at it isn't written at all: a server that stood still for a
-    /// while would get all of them at once, and be late again.
-    fn drop_what_is_asked_again(&mut self, jobs: &[Job]) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let again: HashSet<&str> = jobs.iter().filter_map(|job| job.op.renews()).collect();
-        self.queue.retain_mut(|job| {
-            let keep = job.op.renews().is_none_or(|owner| !again.contains(owner));
-            if !keep {
-                job.answer(Err(StoreError::unavailable("not sent before the next attempt at it")));
-            }
-            keep
-        });
     }
 
     fn drop_what_nobody_wants(&mut self) {
