@@ -7,7 +7,10 @@ use super::{
     server_error::ServerError,
     wire::{LOST, Wire},
 };
-use crate::error::{Invalid, StoreError};
+use crate::{
+    clock::jittered,
+    error::{Invalid, StoreError},
+};
 use fred::{
     error::Error as FredError,
     interfaces::{ClientLike, EventInterface, PubsubInterface},
@@ -90,7 +93,7 @@ impl Sentinels {
         let ask = async {
             loop {
                 // Not all learn of it at once, and each says so when it does.
-                if timeout(EVERY.mul_f64(0.8 + fastrand::f64() / 5.0), hint.notified()).await.is_ok() {
+                if timeout(jittered(EVERY), hint.notified()).await.is_ok() {
                     tracing::debug!(sentinels = %self, "a sentinel says that the primary is another");
                 }
                 if let Some(named) = self.ask_all().await.majority {
