@@ -138,7 +138,7 @@ impl Carrier {
             let since = Instant::now();
             let Err(why) = self.serve(&mut wire).await else { return };
             drop(wire); // closes the socket before the next one is opened
-            self.failures = if since.elapsed() > STEADY { 1 } else { self.failures.saturating_add(1) };
+            self.failures = failed(since.elapsed(), self.failures);
             tracing::warn!(server = %self.address, %why, "connecting to Redis again");
             self.give_up_what_is_under_way(&why);
             match self.connect().await {
@@ -360,6 +360,11 @@ async fn answered(lists: &mut VecDeque<List>) -> (List, Result<Reply, Failure>) 
     .await
 }
 
+/// How many have failed in a row, now that a connection has ended which lived for so long.
+fn failed(lived: Duration, before: u32) -> u32 {
+    if lived >= STEADY { 1 } else { before.saturating_add(1) }
+}
+
 /// None before the first attempt, then longer and longer, and never the same for everybody. Short against the patience,
 /// which is short where leases are: a server that comes back in time for a last renewal has to be found in time for it.
 fn pause(failures: u32, patience: Duration) -> Duration {
@@ -373,6 +378,12 @@ fn pause(failures: u32, patience: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_lived_long_makes_good_for_those_that_did_not() {
+        assert_eq!(failed(Duration::from_secs(9), 7), 8);
+        assert_eq!(failed(Duration::from_secs(10), 7), 1);
+    }
 
     #[test]
     fn the_first_attempt_is_at_once_and_the_pauses_grow_up_to_a_second_or_a_quarter_of_the_patience() {
