@@ -13,6 +13,7 @@ pub(crate) mod erased;
 mod memory;
 pub(crate) mod pushes;
 pub mod redis;
+mod sweep;
 
 pub use crate::owner::{Identity, Owner};
 pub use memory::MemoryStore;

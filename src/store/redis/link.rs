@@ -13,6 +13,7 @@ use super::{
 use crate::{
     clock::{Clock, Moment, jittered},
     error::StoreError,
+    store::sweep::Sweep,
 };
 use std::{
     collections::VecDeque,
@@ -65,7 +66,7 @@ impl Link {
             jobs,
             closed: false,
             queue: VecDeque::new(),
-            crowded: CROWDED,
+            sweep: Sweep::default(),
             under_way: VecDeque::new(),
             unknown: VecDeque::new(),
             time: ServerTime::new(sent, server),
@@ -121,8 +122,8 @@ struct Carrier {
     closed: bool,
     /// What was asked and not sent yet, in order.
     queue: VecDeque<Job>,
-    /// The length from which the queue is looked through again.
-    crowded: usize,
+    /// When the queue is looked through again.
+    sweep: Sweep<CROWDED>,
     /// What was sent and not answered yet, in order: the server answers in that order too.
     under_way: VecDeque<List>,
     /// Lists for which the server didn't have the page. They go before anything else, or a release could overtake its claim.
@@ -319,7 +320,7 @@ impl Carrier {
                 self.queue.extend(jobs);
             }
         }
-        if self.queue.len() >= self.crowded {
+        if self.sweep.is_due(self.queue.len()) {
             self.drop_what_nobody_wants();
         }
     }
@@ -339,7 +340,7 @@ impl Carrier {
     fn drop_what_nobody_wants(&mut self) {
         let now = self.clock.now();
         self.queue.retain(|job| job.is_worth_keeping(now));
-        self.crowded = CROWDED.max(self.queue.len() * 2);
+        self.sweep.done(self.queue.len());
     }
 }
 
