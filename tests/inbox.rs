@@ -41,7 +41,6 @@ async fn until_heard(server: &Server, inboxes: usize) {
     until("the inboxes are open", || channels(server).len() == inboxes).await;
 }
 
-/// What is said on every thread of this process, by tests that run beside this one too.
 /// Hands the key over and back that often; the longest that a hand-over took.
 async fn hand_overs(server: &Server, here: &Leases, there: &Leases, count: usize) -> Duration {
     let mut longest = Duration::ZERO;
@@ -231,6 +230,22 @@ async fn a_user_who_may_not_publish_hands_over_at_the_pace_of_polls_and_is_told_
         assert!(longest < SOON, "{denied}: {longest:?}");
         assert_eq!(log.warnings(&server, "tells nobody that it is their turn"), 1, "{denied}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_is_told_to_a_waiter_whose_questions_do_not_arrive() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let (here, there) = (Leases::connect(&server.url()).await.unwrap(), Leases::connect(&proxy.url()).await.unwrap());
+    until_heard(&server, 2).await;
+    let held = here.lease("k").acquire().await.unwrap();
+    let waiting = waits(&there, "k");
+    until("it stands in line", || in_line(&server, "k") == 1).await;
+    proxy.requests(Flow::Hold);
+    held.release().await.unwrap();
+    let granted = lease(waiting).await;
+    proxy.pass();
+    granted.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

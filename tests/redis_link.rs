@@ -101,6 +101,22 @@ async fn what_is_asked_while_lists_are_under_way_travels_in_the_next_one() {
     assert_eq!(server.calls("evalsha") - before, 4 + 2, "four with one each, 128, and the rest");
 }
 
+#[tokio::test]
+async fn what_came_together_goes_together_from_the_first_list_on() {
+    let server = Server::start();
+    let store = store(&server).await;
+    let before = server.calls("evalsha");
+    let claims: Vec<_> = (0..200).map(|n| claim(format!("k{n}"), &owner())).collect();
+    let mut asked: Vec<_> = claims.iter().map(|c| Box::pin(store.claim(c))).collect();
+    for future in &mut asked {
+        assert!(poll_once(future.as_mut()).is_pending());
+    }
+    for future in asked {
+        fence(within("an answer", future).await);
+    }
+    assert_eq!(server.calls("evalsha") - before, 2, "128, and the rest");
+}
+
 /// Lets the link do what it can.
 async fn give_way() {
     for _ in 0..20 {

@@ -2,6 +2,7 @@
 use super::{
     Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote,
     quorum::{Hold, Kept, Member, Proposal, Proposed},
+    sweep::Sweep,
 };
 use crate::{Clock, Key, clock::Moment, error::StoreError};
 use std::{
@@ -49,41 +50,23 @@ pub struct MemoryStore {
 struct State {
     slots: HashMap<Key, Slot>,
     /// When the slots are looked through for what is over.
-    sweep: Sweep,
+    sweep: Sweep<SMALL>,
     values: HashMap<Key, Value>,
 }
+
+/// So few are not worth a sweep.
+const SMALL: usize = 64;
 
 /// Where to leave word.
 #[derive(Default)]
 struct Sinks {
     by_inbox: HashMap<Arc<str>, Pushes>,
-    sweep: Sweep,
+    sweep: Sweep<SMALL>,
 }
 
 struct Value {
     bytes: Vec<u8>,
     fence: u64,
-}
-
-/// When to look through a map for what is over: when it has doubled since the last time. So each entry pays for a
-/// constant number of looks, and what is over takes no more room than twice what once was not.
-struct Sweep(usize);
-
-impl Sweep {
-    const SMALL: usize = 64;
-
-    fn is_due(&self, len: usize) -> bool {
-        len >= self.0
-    }
-    fn done(&mut self, left: usize) {
-        self.0 = Self::SMALL.max(2 * left);
-    }
-}
-
-impl Default for Sweep {
-    fn default() -> Self {
-        Sweep(Self::SMALL)
-    }
 }
 
 impl MemoryStore {
@@ -394,16 +377,6 @@ mod tests {
         assert_eq!(late.await, Ok(Claimed::held(fence)));
     }
 
-    #[test]
-    fn a_sweep_is_due_when_there_is_twice_of_what_the_last_one_left() {
-        let mut sweep = Sweep::default();
-        assert!(!sweep.is_due(Sweep::SMALL - 1) && sweep.is_due(Sweep::SMALL));
-        sweep.done(100);
-        assert!(!sweep.is_due(199) && sweep.is_due(200));
-        sweep.done(3);
-        assert!(!sweep.is_due(Sweep::SMALL - 1) && sweep.is_due(Sweep::SMALL));
-    }
-
     #[tokio::test(start_paused = true)]
     async fn nothing_happens_before_the_first_poll() {
         let store = MemoryStore::new();
@@ -456,17 +429,17 @@ mod tests {
     async fn a_few_are_not_looked_through_and_a_sweep_that_leaves_nothing_gives_the_room_back() {
         let store = MemoryStore::new();
         let size = || unpoisoned(&store.state).slots.len();
-        for n in 1..Sweep::SMALL {
+        for n in 1..SMALL {
             held(&store, &Claim::new(format!("k{n}").into(), owner(), TTL)).await;
         }
         advance(FENCE_LIFE).await;
         held(&store, &Claim::new("one more".into(), owner(), TTL)).await;
-        assert_eq!(size(), Sweep::SMALL);
+        assert_eq!(size(), SMALL);
         advance(FENCE_LIFE).await;
         held(&store, &Claim::new("last".into(), owner(), TTL)).await;
         assert_eq!(size(), 1);
         let room = unpoisoned(&store.state).slots.capacity();
-        assert!(room < Sweep::SMALL, "{room}");
+        assert!(room < SMALL, "{room}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -579,7 +552,7 @@ mod tests {
             store.listen(sink(&Identity::new("leaves").unwrap(), &shut).0);
         }
         let by_inbox = &unpoisoned(&store.sinks).by_inbox;
-        assert!(by_inbox.len() <= Sweep::SMALL, "{}", by_inbox.len());
+        assert!(by_inbox.len() <= SMALL, "{}", by_inbox.len());
         assert!(by_inbox.contains_key(stays.inbox()));
     }
 }

@@ -14,6 +14,7 @@ mod memory;
 pub(crate) mod pushes;
 pub mod quorum;
 pub mod redis;
+mod sweep;
 
 pub use crate::owner::{Identity, Owner};
 pub use memory::MemoryStore;

@@ -1,7 +1,10 @@
 //! An operation on its way, and whoever waits for it.
 use super::protocol::{Answer, Op, Verb};
 use crate::{clock::Moment, error::StoreError};
-use std::time::Duration;
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Duration,
+};
 use tokio::sync::oneshot;
 
 /// How long a release is kept for a connection that is down, once nobody waits for it: a lease of the default TTL has
@@ -50,8 +53,25 @@ pub(super) fn refuse(jobs: &mut [Job], why: &StoreError) {
     }
 }
 
+/// A renewal that was not written before the next attempt at it isn't written at all: a server that stood still for a
+/// while would get all of them at once, and be late again.
+pub(super) fn drop_what_is_asked_again(queue: &mut VecDeque<Job>, jobs: &[Job]) {
+    if queue.is_empty() {
+        return;
+    }
+    let again: HashSet<&str> = jobs.iter().filter_map(|job| job.op.renews()).collect();
+    queue.retain_mut(|job| {
+        let keep = job.op.renews().is_none_or(|owner| !again.contains(owner));
+        if !keep {
+            job.answer(Err(StoreError::unavailable("not sent before the next attempt at it")));
+        }
+        keep
+    });
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::protocol::Arg;
     use super::*;
     use crate::{
         Key,
@@ -96,5 +116,22 @@ mod tests {
         assert!(awaited.is_worth_keeping(over));
         refuse(std::slice::from_mut(&mut awaited), &StoreError::unavailable("gone"));
         assert!(!awaited.is_awaited() && answer.try_recv().unwrap().is_err(), "it was told");
+    }
+
+    #[test]
+    fn a_renewal_gives_way_to_the_next_attempt_at_it_and_to_nothing_else() {
+        let (_, renewal, release) = ops();
+        let again = Op { verb: renewal.verb, keys: renewal.keys.clone(), args: vec![Arg::Text(owner_of(&renewal))] };
+        let (of_another, (first, mut told)) = (ops().1, Job::new(renewal, ASKED));
+        let (others, mut waits) = Job::new(of_another, ASKED);
+        let mut queue = VecDeque::from([first, others, forsaken(release)]);
+        drop_what_is_asked_again(&mut queue, &[forsaken(again)]);
+        assert!(told.try_recv().unwrap().is_err_and(|error| error.may_pass()));
+        assert_eq!(queue.iter().map(|job| job.op.verb).collect::<Vec<_>>(), [Verb::Renew, Verb::Release]);
+        assert!(waits.try_recv().is_err(), "it was told nothing");
+    }
+
+    fn owner_of(renewal: &Op) -> String {
+        renewal.renews().unwrap().to_owned()
     }
 }

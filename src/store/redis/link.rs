@@ -5,7 +5,7 @@
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
     address::Address,
-    job::{Job, refuse},
+    job::{Job, drop_what_is_asked_again, refuse},
     protocol::{Answer, LONGEST, Op},
     server_time::ServerTime,
     wire::{Failure, Page, Reply, Sent, Wire},
@@ -13,9 +13,10 @@ use super::{
 use crate::{
     clock::{Clock, Moment, jittered},
     error::StoreError,
+    store::sweep::Sweep,
 };
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
@@ -77,7 +78,7 @@ impl Link {
             jobs,
             closed: false,
             queue: VecDeque::new(),
-            crowded: CROWDED,
+            sweep: Sweep::default(),
             under_way: VecDeque::new(),
             unknown: VecDeque::new(),
             time,
@@ -133,8 +134,8 @@ struct Carrier {
     closed: bool,
     /// What was asked and not sent yet, in order.
     queue: VecDeque<Job>,
-    /// The length from which the queue is looked through again.
-    crowded: usize,
+    /// When the queue is looked through again.
+    sweep: Sweep<CROWDED>,
     /// What was sent and not answered yet, in order: the server answers in that order too.
     under_way: VecDeque<List>,
     /// Lists for which the server didn't have the page. They go before anything else, or a release could overtake its claim.
@@ -155,7 +156,7 @@ impl Carrier {
             let since = Instant::now();
             let Err(why) = self.serve(&mut wire).await else { return };
             drop(wire); // closes the socket before the next one is opened
-            self.failures = if since.elapsed() > STEADY { 1 } else { self.failures.saturating_add(1) };
+            self.failures = failed(since.elapsed(), self.failures);
             tracing::warn!(server = %self.address, %why, "connecting to Redis again");
             self.give_up_what_is_under_way(&why);
         }
@@ -328,11 +329,11 @@ impl Carrier {
         match asked {
             Asked::One(job) => self.queue.push_back(job),
             Asked::Many(jobs) => {
-                self.drop_what_is_asked_again(&jobs);
+                drop_what_is_asked_again(&mut self.queue, &jobs);
                 self.queue.extend(jobs);
             }
         }
-        if self.queue.len() >= self.crowded {
+        if self.sweep.is_due(self.queue.len()) {
             self.drop_what_nobody_wants();
         }
     }
@@ -349,26 +350,10 @@ impl Carrier {
         self.drop_what_nobody_wants();
     }
 
-    /// A renewal that was not written before the next attempt at it isn't written at all: a server that stood still for a
-    /// while would get all of them at once, and be late again.
-    fn drop_what_is_asked_again(&mut self, jobs: &[Job]) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let again: HashSet<&str> = jobs.iter().filter_map(|job| job.op.renews()).collect();
-        self.queue.retain_mut(|job| {
-            let keep = job.op.renews().is_none_or(|owner| !again.contains(owner));
-            if !keep {
-                job.answer(Err(StoreError::unavailable("not sent before the next attempt at it")));
-            }
-            keep
-        });
-    }
-
     fn drop_what_nobody_wants(&mut self) {
         let now = self.clock.now();
         self.queue.retain(|job| job.is_worth_keeping(now));
-        self.crowded = CROWDED.max(self.queue.len() * 2);
+        self.sweep.done(self.queue.len());
     }
 }
 
@@ -389,6 +374,11 @@ async fn answered(lists: &mut VecDeque<List>) -> (List, Result<Reply, Failure>) 
     .await
 }
 
+/// How many have failed in a row, now that a connection has ended which lived for so long.
+fn failed(lived: Duration, before: u32) -> u32 {
+    if lived >= STEADY { 1 } else { before.saturating_add(1) }
+}
+
 /// None before the first attempt, then longer and longer, and never the same for everybody. Short against the patience,
 /// which is short where leases are: a server that comes back in time for a last renewal has to be found in time for it.
 fn pause(failures: u32, patience: Duration) -> Duration {
@@ -402,6 +392,12 @@ fn pause(failures: u32, patience: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_lived_long_makes_good_for_those_that_did_not() {
+        assert_eq!(failed(Duration::from_secs(9), 7), 8);
+        assert_eq!(failed(Duration::from_secs(10), 7), 1);
+    }
 
     #[test]
     fn the_first_attempt_is_at_once_and_the_pauses_grow_up_to_a_second_or_a_quarter_of_the_patience() {

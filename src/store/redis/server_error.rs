@@ -130,7 +130,8 @@ mod tests {
     #[test]
     fn whoever_reads_an_error_learns_what_to_do_about_it() {
         for (said, advice) in [
-            ("NOPERM User u has no permissions to run the 'eval' command", "lacks +eval"),
+            ("NOPERM User u has no permissions to run the 'eval' command", "lacks +eval;"),
+            ("NOPERM No permissions to access a key", "lacks a permission"),
             ("The user executing the script can't run this command", "lacks a permission"),
             ("ERR ACL failure in script: User u has no permissions", "lacks a permission"),
             ("LOADING Redis is loading the dataset in memory", "loading its data"),
