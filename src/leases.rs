@@ -7,6 +7,7 @@ use crate::{
     settings::{Settings, Wait},
     store::{
         FencedWrite, Holding, Identity, MemoryStore, Pushes, Store,
+        quorum::QuorumStore,
         redis::{self, Address, RedisStore, fred::types::config::Config},
     },
 };
@@ -41,6 +42,23 @@ impl Leases {
     /// or the script.
     pub async fn connect(url: &str) -> Result<Leases> {
         Leases::builder().connect(url).await
+    }
+
+    /// Connects to a quorum of independent Redis servers, with the default settings: an odd number, at least three. A lease
+    /// is held by a majority of them, and goes on while any minority is down, slow or out of reach; its fence grows as on
+    /// one server. `docs/topologies.md` says when that is worth its price.
+    ///
+    /// ```no_run
+    /// # async fn doc() -> leasehold::Result<()> {
+    /// let leases = leasehold::Leases::quorum(["redis://a.internal", "redis://b.internal", "redis://c.internal"]).await?;
+    /// # let _ = leases; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for servers that make no quorum, or a URL that can't be used; [`Error::Store`] when no majority is
+    /// there, or one of them refuses the user or the script.
+    pub async fn quorum(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Leases> {
+        Leases::builder().connect_quorum(urls).await
     }
 
     /// Sets what all leases have in common.
@@ -212,6 +230,7 @@ pub struct LeasesBuilder {
     settings: Settings,
     label: Option<Arc<str>>,
     clock: Clock,
+    quarantine: Option<Duration>,
 }
 
 impl LeasesBuilder {
@@ -258,6 +277,13 @@ impl LeasesBuilder {
     /// What time is measured with: for tests of stores. [`Clock::system`] by default.
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
+        self
+    }
+
+    /// In a quorum of servers: how long one that has just started takes no part in new leases, because it may have forgotten
+    /// what it knew. See [`QuorumStore::quarantine`].
+    pub fn quarantine(mut self, quarantine: Duration) -> Self {
+        self.quarantine = Some(quarantine);
         self
     }
 
@@ -313,7 +339,27 @@ impl LeasesBuilder {
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
         let host = Host::own().map_err(unable)?;
         let settings = redis::Settings { patience: plan.attempt * 2 };
-        let store = host.run(RedisStore::open(address, settings)).await.map_err(unable)??;
+        // Boxed, here and below: futures within futures grow so deep that a caller's crate would need a higher `recursion_limit`.
+        let store = host.run(Box::pin(RedisStore::open(address, settings))).await.map_err(unable)??;
+        Ok(self.assemble(store, identity, host))
+    }
+
+    /// Leases on a quorum of Redis servers; see [`Leases::quorum`].
+    ///
+    /// # Errors
+    /// Those of [`Leases::quorum`], and settings that can't work.
+    pub async fn connect_quorum(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Leases> {
+        let plan = self.settings.plan()?;
+        let identity = self.identity()?;
+        let addresses = redis::addresses(urls)?;
+        let unable = |source| Error::Store { attempted: "connect", key: None, source };
+        let host = Host::own().map_err(unable)?;
+        let settings = redis::Settings { patience: plan.attempt * 2 };
+        let store = host.run(Box::pin(QuorumStore::connect_with(addresses, settings))).await.map_err(unable)??;
+        let store = match self.quarantine {
+            Some(quarantine) => store.quarantine(quarantine),
+            None => store,
+        };
         Ok(self.assemble(store, identity, host))
     }
 

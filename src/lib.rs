@@ -57,8 +57,8 @@
 //!
 //! # Where leases are kept
 //!
-//! On a Redis server ([`Leases::connect`]), in this process ([`Leases::in_memory`]: tests, examples), or in a [`Store`] of your
-//! own ([`LeasesBuilder::build`]).
+//! On a Redis server ([`Leases::connect`]), on a majority of several ([`Leases::quorum`]), in this process
+//! ([`Leases::in_memory`]: tests, examples), or in a [`Store`] of your own ([`LeasesBuilder::build`]).
 #![cfg_attr(
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)

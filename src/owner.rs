@@ -92,6 +92,14 @@ impl Owner {
         Ok(Owner { identity: identity.clone(), id })
     }
 
+    /// Another owner of the same identity.
+    ///
+    /// # Errors
+    /// As [`draw`](Owner::draw).
+    pub(crate) fn draw_another(&self) -> Result<Self, StoreError> {
+        Owner::draw(&self.identity)
+    }
+
     /// The whole secret, for the store to write and compare. Keep it out of logs.
     pub fn secret(&self) -> String {
         format!("{}/{}/{}", self.identity.label, self.identity.inbox, self.id.hyphenated())

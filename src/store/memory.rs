@@ -1,5 +1,9 @@
 //! The embedded store: leases of one process, with the semantics of the Redis page.
-use super::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote, sweep::Sweep};
+use super::{
+    Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote,
+    quorum::{Hold, Kept, Member, Proposal, Proposed},
+    sweep::Sweep,
+};
 use crate::{Clock, Key, clock::Moment, error::StoreError};
 use std::{
     collections::HashMap,
@@ -8,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+mod member;
 mod slot;
 use slot::{Now, Slot, Word};
 
@@ -35,6 +40,8 @@ pub struct MemoryStore {
     /// The wall time, in microseconds, at a moment of the clock. Fences count from it by the clock, so a step of the
     /// system's wall clock never takes them back.
     origin: (Moment, u64),
+    /// Since when it has forgotten nothing.
+    born: Mutex<Moment>,
     state: Mutex<State>,
     sinks: Mutex<Sinks>,
 }
@@ -71,9 +78,22 @@ impl MemoryStore {
     /// An empty store on another clock: the one of the [`Leases`](crate::Leases) above it, or no lease ends when it
     /// should.
     pub fn with_clock(clock: Clock) -> Self {
-        let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let origin = (clock.now(), micros(wall));
-        MemoryStore { clock, origin, state: Mutex::default(), sinks: Mutex::default() }
+        Self::with_clocks(clock, SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default())
+    }
+
+    /// [`with_clock`](MemoryStore::with_clock), where fences count from a wall time other than the system's: for tests of
+    /// members whose clocks differ.
+    pub fn with_clocks(clock: Clock, wall: Duration) -> Self {
+        let now = clock.now();
+        let (origin, born) = ((now, micros(wall)), Mutex::new(now));
+        MemoryStore { clock, origin, born, state: Mutex::default(), sinks: Mutex::default() }
+    }
+
+    /// Forgets everything, fences too, as a server does that starts again without its data: for tests.
+    pub fn restart(&self) {
+        let mut state = unpoisoned(&self.state);
+        *state = State::default();
+        *unpoisoned(&self.born) = self.clock.now();
     }
 
     fn now(&self) -> Now {
@@ -186,9 +206,9 @@ impl Store for MemoryStore {
 impl State {
     fn claim(&mut self, claim: &Claim, late: bool, now: Now) -> Claimed {
         if let Some(slot) = self.slots.get_mut(&claim.key)
-            && slot.prolong(&claim.owner, claim.ttl, now)
+            && let Some(fence) = slot.prolong(&claim.owner, claim.ttl, now)
         {
-            return Claimed::held(slot.fence);
+            return Claimed::held(fence);
         }
         if late {
             return Claimed::Late;
@@ -223,12 +243,13 @@ impl State {
 
     fn renew(&mut self, renewal: &Renewal, now: Now) -> Renewed {
         let Some(slot) = self.slots.get_mut(&renewal.key) else { return Renewed::Gone };
-        if slot.held(now).is_none() {
-            Renewed::Gone
-        } else if slot.fence == renewal.fence && slot.prolong(&renewal.owner, renewal.ttl, now) {
-            Renewed::Renewed
-        } else {
-            Renewed::Taken
+        match slot.held(now) {
+            None => Renewed::Gone,
+            Some(held) if held.fence == renewal.fence && held.owner == renewal.owner => {
+                slot.prolong(&renewal.owner, renewal.ttl, now);
+                Renewed::Renewed
+            }
+            Some(_) => Renewed::Taken,
         }
     }
 
@@ -249,7 +270,10 @@ impl State {
     fn force(&mut self, key: &Key, now: Now, words: &mut Vec<Word>) -> bool {
         let Some(slot) = self.slots.get_mut(key) else { return false };
         let Some(held) = slot.held(now) else { return false };
-        words.push(Word::Forced { owner: held.owner.clone(), key: key.clone(), fence: slot.fence });
+        words.push(Word::Forced { owner: held.owner.clone(), key: key.clone(), fence: held.fence });
+        // Overtakes it: in a quorum, its holder would put the lease back with the next renewal.
+        let fence = held.fence;
+        slot.overtake(fence, now);
         slot.give(now, words);
         true
     }
@@ -369,9 +393,9 @@ mod tests {
         clock.suspend(Duration::from_secs(3600));
         assert_eq!(held(&store, &Claim::new("b".into(), owner(), TTL)).await, wall + 3_600_000_000);
         assert_eq!(held(&store, &Claim::new("a".into(), owner(), TTL)).await, wall + 3_600_000_000);
-        // And no two ownerships of one key share a fence, though the clock stands still.
+        // And no two ownerships of one key share a fence, though the clock stands still; a force uses one up.
         assert!(store.force_release(&"a".into()).await.unwrap());
-        assert_eq!(held(&store, &Claim::new("a".into(), owner(), TTL)).await, wall + 3_600_000_001);
+        assert_eq!(held(&store, &Claim::new("a".into(), owner(), TTL)).await, wall + 3_600_000_002);
     }
 
     #[tokio::test(start_paused = true)]

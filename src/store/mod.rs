@@ -12,6 +12,7 @@ pub mod contract;
 pub(crate) mod erased;
 mod memory;
 pub(crate) mod pushes;
+pub mod quorum;
 pub mod redis;
 mod sweep;
 

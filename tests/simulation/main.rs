@@ -126,7 +126,59 @@ fn no_schedule_breaks_a_promise() {
     aloud::say(format_args!("covered: simulation, in {:.1?}: {}", start.elapsed(), all.join(", ")));
     let broken: Vec<_> = summary.broken.iter().map(|(seed, what)| format!("\n  SEED={seed}: {what}")).collect();
     assert!(broken.is_empty(), "broken:{}", broken.concat());
+    // Nobody passes by doing nothing. A few seeds alone need not meet everything.
+    if count >= 1000 {
+        let of = |what: &&str| summary.coverage.get(*what).copied().unwrap_or_default();
+        let unseen: Vec<_> = SEEN.iter().filter(|what| of(what) < count / 100).collect();
+        assert!(unseen.is_empty(), "as good as never seen: {unseen:?}");
+        let often = ["leases", "hand-overs", "writes"].iter().all(|what| of(what) >= 5 * count);
+        assert!(often && of(&"seeds") == count, "too little was seen to say anything");
+    }
 }
+
+/// What each long run has to have met, at least once in a hundred seeds.
+const SEEN: [&str; 40] = [
+    "client cut off",
+    "client deaf",
+    "client killed",
+    "client paused",
+    "client shut down",
+    "data lost",
+    "fault: behind a slow request",
+    "fault: cut off",
+    "fault: push lost",
+    "fault: push slow",
+    "fault: push twice",
+    "fault: reply lost",
+    "fault: reply slow",
+    "fault: request left behind",
+    "fault: request lost",
+    "fault: request slow",
+    "fault: request twice",
+    "fault: server down",
+    "fault: thread blocked",
+    "force",
+    "futures dropped",
+    "last writes lost",
+    "locks unlocked",
+    "lost: deadline",
+    "lost: expired",
+    "lost: forced",
+    "lost: max_hold",
+    "lost: shutdown",
+    "lost: taken",
+    "machine suspended",
+    "ownerships that ran out",
+    "polls that overran validity",
+    "released",
+    "server down",
+    "server hangs",
+    "server's clock changes its rate",
+    "server's clock jumps",
+    "stale writes refused",
+    "waiters told: contended",
+    "works that panicked",
+];
 
 #[test]
 fn one_seed_is_one_schedule() {

@@ -229,7 +229,7 @@ fn answers(child: &mut Child, port: u16) -> bool {
         match Connection::open(port).map(|mut side| side.try_cmd(&["INFO"])) {
             Ok(Ok(info)) => match info.text() {
                 Some(info) if !info.contains(&ours) => return false,
-                Some(info) if info.contains("\nloading:0\r") || info.contains("redis_mode:sentinel") => return true,
+                Some(info) if info.contains("\nloading:0\r") || info.contains("_mode:sentinel") => return true,
                 _ => std::thread::sleep(Duration::from_millis(2)),
             },
             // It asks for a password, so it is up; and it is ours, for another's would have kept ours from binding.

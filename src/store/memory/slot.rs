@@ -12,7 +12,7 @@ pub(super) const FENCE_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// What is kept of one key.
 #[derive(Default)]
 pub(super) struct Slot {
-    /// The largest fence that was given for this key; the holder's, when there is one. 0: none yet.
+    /// The largest fence that was given for this key. 0: none yet.
     pub(super) fence: u64,
     /// When the fence may be forgotten.
     pub(super) forget: Option<Moment>,
@@ -26,6 +26,8 @@ pub(super) struct Slot {
 
 pub(super) struct Held {
     pub(super) owner: Owner,
+    /// The largest that was given, unless it is only proposed in a quorum.
+    pub(super) fence: u64,
     pub(super) until: Moment,
 }
 
@@ -64,23 +66,43 @@ impl Slot {
         self.holder.as_ref().filter(|held| held.until > now.moment)
     }
 
-    /// Prolongs `owner`'s ownership to at least `ttl` from now; whether there was one.
-    pub(super) fn prolong(&mut self, owner: &Owner, ttl: Duration, now: Now) -> bool {
-        match &mut self.holder {
-            Some(held) if held.until > now.moment && held.owner == *owner => {
-                held.until = held.until.max(now.moment.after(ttl));
-                true
-            }
-            _ => false,
-        }
+    /// Prolongs `owner`'s ownership to at least `ttl` from now; its fence, if there was one.
+    pub(super) fn prolong(&mut self, owner: &Owner, ttl: Duration, now: Now) -> Option<u64> {
+        let held = self.holder.as_mut().filter(|held| held.until > now.moment && held.owner == *owner)?;
+        held.until = held.until.max(now.moment.after(ttl));
+        Some(held.fence)
     }
 
     /// Makes `owner` the holder, under a new fence.
     pub(super) fn take(&mut self, owner: Owner, ttl: Duration, now: Now) -> u64 {
-        self.fence = (self.fence + 1).max(now.wall);
+        let fence = self.next_fence(now);
+        self.keep(owner, fence, ttl, now);
+        fence
+    }
+
+    /// Gives a fence for good, and makes `owner` the holder under it.
+    pub(super) fn keep(&mut self, owner: Owner, fence: u64, ttl: Duration, now: Now) {
+        self.fence = fence;
         self.forget = Some(now.moment.after(FENCE_LIFE));
-        self.holder = Some(Held { owner, until: now.moment.after(ttl) });
-        self.fence
+        let until = now.moment.after(ttl);
+        self.holder = Some(Held { owner, fence, until });
+    }
+
+    /// Makes `owner` the holder under a fence that isn't given yet.
+    pub(super) fn propose(&mut self, owner: Owner, ttl: Duration, now: Now) -> u64 {
+        let fence = self.next_fence(now);
+        self.holder = Some(Held { owner, fence, until: now.moment.after(ttl) });
+        fence
+    }
+
+    /// Uses up a fence that is larger than this one.
+    pub(super) fn overtake(&mut self, fence: u64, now: Now) {
+        self.fence = self.next_fence(now).max(fence + 1);
+        self.forget = Some(now.moment.after(FENCE_LIFE));
+    }
+
+    pub(super) fn next_fence(&self, now: Now) -> u64 {
+        (self.fence + 1).max(now.wall)
     }
 
     /// The holder's key goes to the first live waiter, for one presence, or to nobody.
@@ -123,6 +145,6 @@ impl Slot {
         let held = self.held(now)?;
         let waiters = self.line.iter().filter(|w| w.is_alive(now)).count() as u64;
         let remaining = held.until.since(now.moment);
-        Some(Holding::new(Some(held.owner.label().clone()), Some(self.fence), Some(remaining), waiters))
+        Some(Holding::new(Some(held.owner.label().clone()), Some(held.fence), Some(remaining), waiters))
     }
 }

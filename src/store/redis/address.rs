@@ -106,6 +106,11 @@ impl Address {
         Ok(Address(Arc::new(Inner { place, login: config, told: Mutex::default() })))
     }
 
+    /// Whether it is one server for good.
+    pub(super) fn stays(&self) -> bool {
+        matches!(self.0.place, Place::Fixed(_))
+    }
+
     /// Opens something where the server is now. Sentinels are asked anew each time, and asked again while it opens: a
     /// primary that hangs is left as soon as they name another.
     pub(super) async fn reach<T, F>(&self, open: impl Fn(Target) -> F) -> Result<T, StoreError>

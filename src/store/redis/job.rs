@@ -36,9 +36,9 @@ impl Job {
         self.reply.as_ref().is_some_and(|reply| !reply.is_closed())
     }
 
-    /// A claim that nobody waits for would only have to be released again. What else was asked may still matter.
+    /// What makes a lease that nobody waits for would only have to be released again. What else was asked may still matter.
     pub(super) fn is_worth_sending(&self) -> bool {
-        self.op.verb != Verb::Claim || self.is_awaited()
+        !matches!(self.op.verb, Verb::Claim | Verb::Propose | Verb::Hold) || self.is_awaited()
     }
 
     /// Whether it still matters while there is no connection.

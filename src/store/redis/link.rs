@@ -56,8 +56,20 @@ impl Link {
     /// Connects, and lives on this runtime from then on. `patience`: a server that has been silent for that long, with
     /// something to answer, is given up for a new connection.
     pub(super) async fn open(address: Address, patience: Duration) -> Result<Link, StoreError> {
+        match Link::open_in_time(address, patience).await {
+            (link, None) => Ok(link),
+            (_, Some(why)) => Err(why),
+        }
+    }
+
+    /// The same; but a link that cannot connect goes on trying. And why it could not.
+    pub(super) async fn open_in_time(address: Address, patience: Duration) -> (Link, Option<StoreError>) {
         let clock = Clock::system();
-        let (wire, sent, server) = Wire::open(&address, &clock).await?;
+        let (wire, time, why) = match Wire::open(&address, &clock).await {
+            Ok((wire, sent, server)) => (Some(wire), ServerTime::new(sent, server), None),
+            // No time is asked for before there is a connection, and each brings its own.
+            Err(why) => (None, ServerTime::new(clock.now(), 0), Some(why)),
+        };
         let (asked, jobs) = mpsc::unbounded_channel();
         let carrier = Carrier {
             address,
@@ -69,11 +81,11 @@ impl Link {
             sweep: Sweep::default(),
             under_way: VecDeque::new(),
             unknown: VecDeque::new(),
-            time: ServerTime::new(sent, server),
-            failures: 0,
+            time,
+            failures: u32::from(wire.is_none()),
         };
         tokio::spawn(carrier.run(wire));
-        Ok(Link { asked, clock })
+        (Link { asked, clock }, why)
     }
 
     /// Asks for one operation. May be awaited on any runtime. Operations are written in the order in which they were
@@ -134,18 +146,19 @@ struct Carrier {
 }
 
 impl Carrier {
-    async fn run(mut self, mut wire: Wire) {
+    async fn run(mut self, mut connected: Option<Wire>) {
         loop {
+            let next = match connected.take() {
+                Some(wire) => Some(wire),
+                None => self.connect().await,
+            };
+            let Some(mut wire) = next else { return };
             let since = Instant::now();
             let Err(why) = self.serve(&mut wire).await else { return };
             drop(wire); // closes the socket before the next one is opened
             self.failures = failed(since.elapsed(), self.failures);
             tracing::warn!(server = %self.address, %why, "connecting to Redis again");
             self.give_up_what_is_under_way(&why);
-            match self.connect().await {
-                Some(next) => wire = next,
-                None => return,
-            }
         }
     }
 

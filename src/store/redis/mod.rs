@@ -5,13 +5,14 @@ mod job;
 mod link;
 mod names;
 mod protocol;
+mod quorum;
 mod sentinels;
 mod server_error;
 mod server_info;
 mod server_time;
 mod wire;
 
-pub(crate) use self::address::Address;
+pub(crate) use self::{address::Address, quorum::addresses};
 use self::{
     link::Link,
     protocol::{Answer, Op},
@@ -111,28 +112,20 @@ impl RedisStore {
 
     pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {
         let open = || Link::open(address.clone(), settings.patience);
-        let (main, renewals) = tokio::try_join!(open(), open()).map_err(|source| Error::Store {
-            attempted: "connect",
-            key: None,
-            source,
-        })?;
+        let links = tokio::try_join!(open(), open());
+        let links = links.map_err(|source| Error::Store { attempted: "connect", key: None, source })?;
+        Ok(Self::over(address, settings, links))
+    }
+
+    fn over(address: Address, settings: Settings, (main, renewals): (Link, Link)) -> RedisStore {
         let (clock, closed) = (Clock::system(), CancellationToken::new());
         let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
         runtime.spawn({
             let (address, closed) = (address.clone(), closed.clone());
             async move { closed.run_until_cancelled(address.follow()).await }
         });
-        Ok(RedisStore {
-            address,
-            main,
-            renewals,
-            clock,
-            settings,
-            runtime,
-            closed,
-            mute: AtomicBool::new(false),
-            _open: open,
-        })
+        let mute = AtomicBool::new(false);
+        RedisStore { address, main, renewals, clock, settings, runtime, closed, mute, _open: open }
     }
 
     fn freed(&self, answer: &Answer) -> Result<Freed, StoreError> {

@@ -270,6 +270,8 @@ local function seldom(verb)
     if foreign then fail('WRONGTYPE the key holds something that is no lease and no lock') end
     if not value then return 'gone' end
     local _, inbox, fence = ours(value)
+    -- overtakes it: in a quorum, its holder would put the lease back with the next renewal
+    pcall(next_fence, f, count(fence))
     local untold = give(k, f, q, w, fence)
     if fence then untold = tell(inbox, 'forced ' .. fence .. ' ' .. k) or untold end
     return {'released', untold}
@@ -313,10 +315,66 @@ local function seldom(verb)
   if verb == 'read' then return read, 2, 0 end
 end
 
+-- what a member of a quorum is asked: the operation, and how many keys and how many arguments it takes
+local function in_a_quorum(verb)
+  -- a proposal leaves f as it is: only what a majority writes back is a fence. settled: the least age of the server, in ms
+  -- {'held', fence} 'late' {'young', ms} {'busy', ms or -1, label or ''}
+  local function propose(k, f, _, _, owner, ttl, settled, not_after)
+    look_at_the_clock()
+    local value, foreign = try('GET', k)
+    if foreign then fail('WRONGTYPE the key holds something that is no lease and no lock') end
+    local fence = fence_of(value, owner)
+    if fence then
+      at_least(k, ttl)
+      return {'held', fence}
+    end
+    if us > tonumber(not_after) then return 'late' end
+    if value then
+      local who, _, his = ours(value)
+      return {'busy', redis.call('PTTL', k), his and who or ''}
+    end
+    if settled ~= '0' then
+      local age = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
+      if not age then fail('UPTIME the server does not say how long it has been running') end
+      local left = tonumber(settled) - 1000 * tonumber(age)
+      if left > 0 then return {'young', left} end
+    end
+    local last = count(redis.call('GET', f))
+    if last >= LIMIT then fail('FENCE the key has used up its fences: its counter is at 2^53') end
+    fence = us > last and now or whole(last + 1)
+    redis.call('SET', k, owner .. '#' .. fence, 'PX', ttl)
+    return {'held', fence}
+  end
+
+  -- writes the fence back, renews, and (create: '1') puts the lease back where it is missing, but not under a fence that
+  -- another has overtaken: 'renewed' 'gone' 'taken' 'late'
+  local function hold(k, f, _, _, owner, fence, ttl, create, not_after)
+    local value, foreign = try('GET', k)
+    local mine = fence_of(value, owner)
+    if foreign or value and not mine then return 'taken' end
+    if count(redis.call('GET', f)) > tonumber(fence) then return mine and 'taken' or 'gone' end
+    if mine then
+      local left = redis.call('PTTL', k)
+      if left > tonumber(ttl) then ttl = whole(left) end
+    else
+      if create ~= '1' then return 'gone' end
+      look_at_the_clock()
+      if us > tonumber(not_after) then return 'late' end
+    end
+    redis.call('SET', f, fence, 'PX', FENCE_LIFE) -- before the lease: none stands at a member that may forget its fence
+    redis.call('SET', k, owner .. '#' .. fence, 'PX', ttl)
+    return 'renewed'
+  end
+
+  if verb == 'propose' then return propose, 2, 4 end
+  return hold, 2, 5
+end
+
 local function operation(verb)
   if verb == 'claim' then return claim, 4, 6 end
   if verb == 'release' then return release, 4, 1 end
   if verb == 'renew' then return renew, 1, 3 end
+  if verb == 'propose' or verb == 'hold' then return in_a_quorum(verb) end
   return seldom(verb)
 end
 

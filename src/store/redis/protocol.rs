@@ -4,7 +4,10 @@ use crate::{
     Key,
     clock::Moment,
     error::StoreError,
-    store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Renewal, Renewed, Ticket, Wrote},
+    store::{
+        Claim, Claimed, FencedWrite, Freed, Holding, Owner, Renewal, Renewed, Ticket, Wrote,
+        quorum::{Hold, Kept, Proposal, Proposed},
+    },
 };
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -32,6 +35,8 @@ pub(super) enum Verb {
     Inspect,
     Write,
     Read,
+    Propose,
+    Hold,
 }
 
 impl Verb {
@@ -44,6 +49,8 @@ impl Verb {
             Verb::Inspect => "inspect",
             Verb::Write => "write",
             Verb::Read => "read",
+            Verb::Propose => "propose",
+            Verb::Hold => "hold",
         }
     }
 }
@@ -93,7 +100,7 @@ impl Op {
     /// Whose lease this renews, if that is what it does.
     pub(super) fn renews(&self) -> Option<&str> {
         match (self.verb, self.args.first()) {
-            (Verb::Renew, Some(Arg::Text(owner))) => Some(owner),
+            (Verb::Renew | Verb::Hold, Some(Arg::Text(owner))) => Some(owner),
             _ => None,
         }
     }
@@ -119,6 +126,34 @@ impl Op {
     pub(super) fn read(key: &Key) -> Self {
         Op { verb: Verb::Read, keys: vec![key.to_string(), Companions::of(key).fence()], args: vec![] }
     }
+
+    /// `asked` as for a claim.
+    pub(super) fn propose(proposal: &Proposal, asked: Moment) -> Self {
+        let settled = if proposal.settled.is_zero() { 0 } else { millis(proposal.settled) };
+        let args = vec![
+            Arg::Text(proposal.owner.secret()),
+            Arg::Number(millis(proposal.ttl)),
+            Arg::Number(settled),
+            Arg::Until(asked.after(proposal.not_after)),
+        ];
+        Op { verb: Verb::Propose, keys: with_fence(&proposal.key), args }
+    }
+
+    /// `asked` as for a claim.
+    pub(super) fn hold(hold: &Hold, asked: Moment) -> Self {
+        let args = vec![
+            Arg::Text(hold.owner.secret()),
+            Arg::Number(hold.fence),
+            Arg::Number(millis(hold.ttl)),
+            Arg::Number(hold.create.into()),
+            Arg::Until(asked.after(hold.not_after)),
+        ];
+        Op { verb: Verb::Hold, keys: with_fence(&hold.key), args }
+    }
+}
+
+fn with_fence(key: &Key) -> Vec<String> {
+    vec![key.to_string(), Companions::of(key).fence()]
 }
 
 fn of_lease(key: &Key) -> Vec<String> {
@@ -176,6 +211,26 @@ impl Answer {
             "renewed" => Ok(Renewed::Renewed),
             "gone" => Ok(Renewed::Gone),
             "taken" => Ok(Renewed::Taken),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn proposed(&self) -> Result<Proposed, StoreError> {
+        match self.name() {
+            "held" => Ok(Proposed::Held { fence: self.number(1)? }),
+            "late" => Ok(Proposed::Late),
+            "young" => Ok(Proposed::Young { settled_in: Duration::from_millis(self.number(1)?) }),
+            "busy" => Ok(Proposed::Busy { retry_in: self.time(1), holder: self.label(2) }),
+            _ => Err(self.misunderstood()),
+        }
+    }
+
+    pub(super) fn kept(&self) -> Result<Kept, StoreError> {
+        match self.name() {
+            "renewed" => Ok(Kept::Ours),
+            "gone" => Ok(Kept::Gone),
+            "taken" => Ok(Kept::Taken),
+            "late" => Ok(Kept::Late),
             _ => Err(self.misunderstood()),
         }
     }
