@@ -105,7 +105,7 @@ impl Field {
         self.resource.writes()
     }
 
-    /// Does what is planned, for as long as is said, and until there is enough of it; but no longer than three times that.
+    /// Does what is planned, for as long as is said, and until there is enough of it; but no longer than six times that.
     pub fn suffer(
         &mut self,
         plan: impl Iterator<Item = Planned>,
@@ -135,7 +135,7 @@ impl Field {
                 under_way.push((planned, from));
             } else {
                 self.look_at_workers();
-                if start.elapsed() > 3 * length || enough(self, self.evidence().covered()) {
+                if start.elapsed() > 6 * length || enough(self, self.evidence().covered()) {
                     break;
                 }
                 look_at = start.elapsed() + Duration::from_secs(1);
