@@ -11,7 +11,10 @@ use super::{
     working::{NEVER, Work, guard, run, under, with_lease},
 };
 use futures_util::FutureExt;
-use leasehold::{Error, Lease, LeaseView, Leases, Wait, store::redis::RedisStore};
+use leasehold::{
+    Error, Lease, LeaseView, Leases, Wait,
+    store::redis::{RedisStore, fred::types::config::Config},
+};
 use std::time::Duration;
 
 const WHOLE: Duration = Duration::from_secs(30);
@@ -100,7 +103,13 @@ pub fn table() -> Vec<Call> {
         row!("LeasesBuilder::connect", "", Nobody, 1, |cast| {
             alone(async move { Leases::builder().connect(&cast.url).await })
         }),
+        row!("LeasesBuilder::connect_with", "", Nobody, 1, |cast| {
+            alone(async move { Leases::builder().connect_with(Config::from_url(&cast.url).unwrap()).await })
+        }),
         row!("RedisStore::connect", "", Nobody, 1, |cast| alone(async move { RedisStore::connect(&cast.url).await })),
+        row!("RedisStore::connect_with", "", Nobody, 1, |cast| {
+            alone(async move { RedisStore::connect_with(Config::from_url(&cast.url).unwrap()).await })
+        }),
         row!("LeaseRequest::acquire", "the key is free", Nobody, 1, |cast| alone(cast.request().acquire())),
         row!("LeaseRequest::acquire", "the key is another's", Hold, 2, |cast| alone(cast.request().acquire())),
         row!("LeaseRequest::acquire", "the wait ends first", Hold, 1, |cast| {
