@@ -57,12 +57,17 @@ local function fence_of(value, owner)
   if value and string.sub(value, 1, #owner + 1) == owner .. '#' then return string.match(value, '^[1-9]%d*$', #owner + 2) end
 end
 
--- taken before the key is: an owner without a durable fence never exists. floor: a fence that the counter may have lost
-local function next_fence(f, floor)
+-- larger than the counter and than floor, a fence that the counter may have lost
+local function fence_above(f, floor)
   look_at_the_clock()
   local last = math.max(count(redis.call('GET', f)), floor)
   if last >= LIMIT then fail('FENCE the key has used up its fences: its counter is at 2^53') end
-  local fence = us > last and now or whole(last + 1)
+  return us > last and now or whole(last + 1)
+end
+
+-- taken before the key is: an owner without a durable fence never exists
+local function next_fence(f, floor)
+  local fence = fence_above(f, floor)
   redis.call('SET', f, fence, 'PX', FENCE_LIFE)
   return fence
 end
@@ -339,9 +344,7 @@ local function in_a_quorum(verb)
       local left = tonumber(settled) - 1000 * tonumber(age)
       if left > 0 then return {'young', left} end
     end
-    local last = count(redis.call('GET', f))
-    if last >= LIMIT then fail('FENCE the key has used up its fences: its counter is at 2^53') end
-    fence = us > last and now or whole(last + 1)
+    fence = fence_above(f, 0)
     redis.call('SET', k, owner .. '#' .. fence, 'PX', ttl)
     return {'held', fence}
   end
