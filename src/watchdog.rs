@@ -155,6 +155,7 @@ mod tests {
     use super::*;
     use crate::{Clock, Leases, store::MemoryStore};
     use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
         pin::pin,
         task::{Context, Wake},
     };
@@ -200,5 +201,28 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(token.is_cancelled() && lease.valid_for() > Duration::from_millis(1500), "{:?}", lease.valid_for());
         assert!(lease.tenure().settling().is_none(), "a release would wait for it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waker_that_panics_at_a_leases_own_trouble_leaves_no_renewal_of_it_in_flight_that_was_never_sent() {
+        let clock = Clock::tokio();
+        let leases = Leases::builder().clock(clock.clone()).build(MemoryStore::with_clock(clock.clone())).unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let (tenure, mut watch) = (lease.tenure().clone(), lease.watch());
+        clock.suspend(Duration::from_secs(10));
+        let first = clock.now();
+        assert_eq!(tenure.tick(first), Action::Renew);
+        let waker = Arc::new(Panics).into();
+        let mut changed = Box::pin(watch.changed());
+        assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        // The first has had its time; that the next is sent beside it is trouble, and told.
+        clock.suspend(Duration::from_secs(5));
+        let ticked = catch_unwind(AssertUnwindSafe(|| tenure.tick(clock.now())));
+        assert!(ticked.is_err(), "the waker was not woken: {ticked:?}");
+        assert_eq!(tenure.tick(clock.now()), Action::Renew, "it is due again");
+        for _ in 0..2 {
+            tenure.answered(first, Some(Ok(Renewed::Renewed)));
+        }
+        assert!(tenure.settling().is_none(), "a release would wait for it");
     }
 }

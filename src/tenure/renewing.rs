@@ -27,17 +27,21 @@ pub(crate) enum Action {
 impl Tenure {
     /// The watchdog's turn: does what is due at `now`, and says whether a renewal has to be sent.
     pub(crate) fn tick(self: &Arc<Self>, now: Moment) -> Action {
-        self.change(|state| {
+        let mut begun = Begun { tenure: self, unsent: false };
+        let action = self.change(|state| {
             let news = self.keep_deadlines(state, now);
             // What is due soon travels with what is due now; but a retry has its time, or it would be sent in a tight loop.
             let calm = state.in_flight == 0 && state.trouble.is_none();
             let horizon = if calm { now.after(COALESCE) } else { now };
             if state.phase == Phase::Held && horizon >= state.renew_at {
+                begun.unsent = true;
                 (Action::Renew, self.attempt(state, now))
             } else {
                 (Action::Nothing, news)
             }
-        })
+        });
+        begun.unsent = false;
+        action
     }
 
     /// A renewal is about to be sent; the next follows when this one has had its time.
@@ -112,6 +116,21 @@ impl Tenure {
     /// Whether another renewal could move the end of validity.
     pub(super) fn can_gain(&self, state: &State) -> bool {
         self.plan.renews && state.cap.as_deref().is_none_or(|(at, _)| *at > self.valid_until())
+    }
+}
+
+/// A renewal that counts as under way before the news are told. Those are told to other people's code: when that panics,
+/// the caller never hears of the renewal, and nobody sends it.
+struct Begun<'a> {
+    tenure: &'a Arc<Tenure>,
+    unsent: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if self.unsent {
+            self.tenure.not_sent();
+        }
     }
 }
 
