@@ -215,7 +215,12 @@ impl Carrier {
             {
                 self.take(asked);
             }
-            let length = self.queue.len().min(LONGEST);
+            let mut weight = 0;
+            let fits = self.queue.iter().take_while(|job| {
+                weight += job.op.weight();
+                weight <= LONGEST
+            });
+            let length = fits.count();
             if length == 0 {
                 return;
             }
