@@ -114,6 +114,22 @@ async fn a_lease_is_put_back_for_as_long_as_it_is_renewed_and_not_when_it_is_ove
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_that_has_just_started_does_not_keep_those_from_being_heard_who_are_far() {
+    let quarantine = 40 * SECOND;
+    for members in [3, 5] {
+        let (store, members) = quorum(members, quarantine).await;
+        members[0].store.restart();
+        // Just as many as a majority are old, and one of them is far.
+        let far = members.len() / 2 + 1;
+        members[far].set(Ways::all(Way::Takes(ms(80))));
+        members[far + 1..].iter().for_each(|member| member.set(Ways::all(Way::Down)));
+        let mine = claim("k", TTL);
+        fence(&store.claim(&mine).await);
+        assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn those_who_cannot_be_outvoted_are_waited_for_however_far_they_are() {
     let (store, members) = quorum(5, Duration::ZERO).await;
     members[0].set(Ways::all(Way::Down));
