@@ -163,7 +163,11 @@ impl<M: Member> Attempt<'_, M> {
                     answer
                 })
             },
-            |answer| Heard { answered: answer.is_ok(), verdict: votes.add(answer) },
+            |answer| {
+                // A young member is as good as absent: those who are far are waited for all the same.
+                let answered = answer.as_ref().is_ok_and(|answer| !matches!(answer, Proposed::Young { .. }));
+                Heard { answered, verdict: votes.add(answer) }
+            },
         );
         let verdict = verdict.await;
         verdict.unwrap_or_else(|| Won::Not(votes.lost()))
@@ -180,9 +184,9 @@ impl<M: Member> Attempt<'_, M> {
             window,
             |members, member| members.hold(member, Arc::clone(&holds), Arc::clone(&stakes)),
             |answers| {
-                let answered = answers.iter().any(Result::is_ok);
                 answers.into_iter().for_each(|answer| votes.add(answer));
-                Heard { answered, verdict: votes.is_decided().then_some(()) }
+                // A majority has just agreed. It is waited for, whoever else has nothing to say.
+                Heard { answered: false, verdict: votes.is_decided().then_some(()) }
             },
         );
         verdict.await;

@@ -341,7 +341,7 @@ local function in_a_quorum(verb)
     if settled ~= '0' then
       local age = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
       if not age then fail('UPTIME the server does not say how long it has been running') end
-      local left = tonumber(settled) - 1000 * tonumber(age)
+      local left = tonumber(settled) - 1000 * (tonumber(age) - 1) -- counts seconds begun: it may be one younger
       if left > 0 then return {'young', left} end
     end
     fence = fence_above(f, 0)
