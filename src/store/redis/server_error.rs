@@ -36,6 +36,7 @@ impl ServerError {
     fn lacks(&self) -> StoreError {
         let command = self.0.split_once("run the '").and_then(|(_, rest)| rest.split_once('\''));
         match command {
+            Some(("wait", _)) => StoreError::refused("the Redis user lacks +wait, which `replicas` needs"),
             Some((command, _)) => {
                 StoreError::refused(format!("the Redis user lacks +{command}; leasehold needs {PERMISSIONS}"))
             }
@@ -111,7 +112,7 @@ impl ServerError {
 /// What a user of leasehold must be allowed to do.
 const PERMISSIONS: &str = "+ping +info +eval +evalsha +time +get +set +del +exists +strlen +pttl +pexpire +zadd +zscore \
     +zrank +zrange +zrevrange +zcard +zrem +zremrangebyrank +hset +hmget +hdel +publish +subscribe, ~ for the keys, and \
-    &leasehold:*; and +wait for `replicas`";
+    &leasehold:*";
 
 #[cfg(test)]
 mod tests {
