@@ -162,6 +162,12 @@ impl Pursuit {
     /// An answer counts from when its claim was sent (rule C1).
     fn heard(&mut self, Asked { sent, cut_short, answer }: Asked) -> Result<Option<Lease>> {
         match answer {
+            // We have it, and may not use it: the drop gives it back. Nobody is in the way, so there is no use in waiting.
+            Err(error @ StoreError::Replicas { .. }) => {
+                self.answered(sent);
+                self.engaged = true;
+                Err(Error::store("acquire", &self.key, error))
+            }
             Err(error) if error.may_pass() => {
                 // It may have been carried out all the same, so it stays unanswered.
                 self.engaged = true;
@@ -397,7 +403,7 @@ mod tests {
         let store = Arc::new(MemoryStore::with_clock(clock.clone()));
         let other = Claim::new("k".into(), Owner::draw(&me).unwrap(), Duration::from_secs(30));
         store.claim(&other).await.unwrap();
-        let keeper = Arc::new(Keeper(Engine::new(store, clock, me, Host::callers())));
+        let keeper = Arc::new(Keeper(Engine::new(store, clock, me, Host::callers(), Duration::ZERO)));
         let mut pursuit = Pursuit::new(keeper, "k".into(), Settings::default().plan().unwrap()).unwrap();
         let window = pursuit.plan.claim_window();
         let (one, two) = (pursuit.ask(window), pursuit.ask(window));

@@ -98,7 +98,7 @@ impl<M: Member> QuorumStore<M> {
             Won::Not(answer) => return answer,
         };
         match attempt.confirm(claim, fence, until.since(members.clock.now())).await? {
-            Renewed::Renewed => {}
+            Renewed::Renewed | Renewed::Thin { .. } => {}
             Renewed::Gone | Renewed::Taken => return Ok(Claimed::busy(None, None)),
         }
         let valid_until = sent.after(claim.ttl.saturating_sub(drift(claim.ttl)));
@@ -115,7 +115,7 @@ impl<M: Member> QuorumStore<M> {
     fn answer(&self, renewal: &Renewal, held: Option<&Held>, verdict: &Result<Renewed, StoreError>, sent: Moment) {
         let Some(held) = held else { return };
         match verdict {
-            Ok(Renewed::Renewed) => {
+            Ok(Renewed::Renewed | Renewed::Thin { .. }) => {
                 let valid_until = sent.after(renewal.ttl.saturating_sub(drift(renewal.ttl)));
                 self.members.owners.renewed(&renewal.owner, &held.stake, valid_until, sent.after(renewal.ttl * 2));
             }

@@ -3,7 +3,10 @@ use super::{
     sentinels::{Moves, Sentinels},
     server_info::Doubt,
 };
-use crate::error::{Invalid, StoreError};
+use crate::{
+    error::{Invalid, StoreError},
+    settings::Replicas,
+};
 use fred::types::config::{Config, Server, ServerConfig};
 use std::{
     collections::HashSet,
@@ -15,9 +18,9 @@ use std::{
 
 pub(super) const TLS: bool = cfg!(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"));
 
-/// One server that stays where it is, or the primary that the sentinels name.
+/// One server that stays where it is, or the primary that the sentinels name. And how many replicas have to follow it.
 #[derive(Clone)]
-pub(crate) struct Address(Arc<Inner>);
+pub(crate) struct Address(Arc<Inner>, Option<Replicas>);
 
 struct Inner {
     place: Place,
@@ -103,7 +106,16 @@ impl Address {
                 ));
             }
         };
-        Ok(Address(Arc::new(Inner { place, login: config, told: Mutex::default() })))
+        Ok(Address(Arc::new(Inner { place, login: config, told: Mutex::default() }), None))
+    }
+
+    /// So many of its replicas have to have each lease.
+    pub(crate) fn with_replicas(self, replicas: Option<Replicas>) -> Self {
+        Address(self.0, replicas)
+    }
+
+    pub(super) fn replicas(&self) -> Option<Replicas> {
+        self.1
     }
 
     /// Whether it is one server for good.
