@@ -1,5 +1,6 @@
 //! Leases in Redis.
 mod address;
+mod cluster;
 mod inbox;
 mod job;
 mod link;
@@ -14,6 +15,7 @@ mod wire;
 
 pub(crate) use self::{address::Address, quorum::addresses};
 use self::{
+    cluster::{Cluster, Way},
     link::Link,
     protocol::{Answer, Op},
 };
@@ -55,10 +57,7 @@ pub use fred;
 /// beside it (the largest fence that wrote it) has a TTL. Delete both when the value is no longer needed.
 pub struct RedisStore {
     address: Address,
-    /// Claims, releases and the rest: one link, for a release must not overtake its claim.
-    main: Link,
-    /// Renewals never stand behind a herd of claims.
-    renewals: Link,
+    routes: Routes,
     clock: Clock,
     settings: Settings,
     /// Where the connections live.
@@ -68,6 +67,47 @@ pub struct RedisStore {
     /// It was said that the server publishes nothing.
     mute: AtomicBool,
     _open: DropGuard,
+}
+
+/// The links on which operations travel.
+enum Routes {
+    Server {
+        /// Claims, releases and the rest: one link, for a release must not overtake its claim.
+        main: Link,
+        /// Renewals never stand behind a herd of claims.
+        renewals: Link,
+    },
+    /// The same two for each primary.
+    Cluster(Cluster),
+}
+
+// What a cluster does is boxed: futures within futures grow so deep that a caller's crate would need a higher
+// `recursion_limit`.
+impl Routes {
+    async fn open(address: &Address, settings: Settings) -> Result<Routes, StoreError> {
+        if let Some(topology) = address.cluster() {
+            let cluster = Cluster::open(address.clone(), topology.clone(), settings.patience);
+            return Ok(Routes::Cluster(Box::pin(cluster).await?));
+        }
+        let open = || Link::open(address.clone(), settings.patience);
+        let (main, renewals) = tokio::try_join!(open(), open())?;
+        Ok(Routes::Server { main, renewals })
+    }
+
+    async fn ask(&self, op: Op) -> Result<Answer, StoreError> {
+        match self {
+            Routes::Server { main, .. } => main.ask(op).await,
+            Routes::Cluster(cluster) => Box::pin(cluster.ask(op)).await,
+        }
+    }
+
+    async fn ask_all(&self, way: Way, ops: impl IntoIterator<Item = Op>) -> Vec<Result<Answer, StoreError>> {
+        match (self, way) {
+            (Routes::Server { main, .. }, Way::Main) => main.ask_all(ops).await,
+            (Routes::Server { renewals, .. }, Way::Renewals) => renewals.ask_all(ops).await,
+            (Routes::Cluster(cluster), way) => Box::pin(cluster.ask_all(way, ops.into_iter().collect())).await,
+        }
+    }
 }
 
 /// How a store treats its connections.
@@ -111,13 +151,12 @@ impl RedisStore {
     }
 
     pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {
-        let open = || Link::open(address.clone(), settings.patience);
-        let links = tokio::try_join!(open(), open());
-        let links = links.map_err(|source| Error::Store { attempted: "connect", key: None, source })?;
-        Ok(Self::over(address, settings, links))
+        let routes = Routes::open(&address, settings).await;
+        let routes = routes.map_err(|source| Error::Store { attempted: "connect", key: None, source })?;
+        Ok(Self::over(address, settings, routes))
     }
 
-    fn over(address: Address, settings: Settings, (main, renewals): (Link, Link)) -> RedisStore {
+    fn over(address: Address, settings: Settings, routes: Routes) -> RedisStore {
         let (clock, closed) = (Clock::system(), CancellationToken::new());
         let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
         runtime.spawn({
@@ -125,7 +164,7 @@ impl RedisStore {
             async move { closed.run_until_cancelled(address.follow()).await }
         });
         let mute = AtomicBool::new(false);
-        RedisStore { address, main, renewals, clock, settings, runtime, closed, mute, _open: open }
+        RedisStore { address, routes, clock, settings, runtime, closed, mute, _open: open }
     }
 
     fn freed(&self, answer: &Answer) -> Result<Freed, StoreError> {
@@ -141,36 +180,44 @@ impl RedisStore {
 
 impl Store for RedisStore {
     async fn claim(&self, claim: &Claim) -> Result<Claimed, StoreError> {
-        self.main.ask(Op::claim(claim, self.clock.now())).await?.claimed()
+        self.routes.ask(Op::claim(claim, self.clock.now())).await?.claimed()
     }
 
     async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        self.renewals.ask(Op::renew(renewal)).await?.renewed()
+        let mut answers = self.routes.ask_all(Way::Renewals, [Op::renew(renewal)]).await;
+        answers.pop().ok_or_else(|| StoreError::unavailable("there was no answer"))??.renewed()
     }
 
     async fn renew_all(&self, list: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
-        let answers = self.renewals.ask_all(list.iter().map(Op::renew)).await;
+        let answers = self.routes.ask_all(Way::Renewals, list.iter().map(Op::renew)).await;
         answers.into_iter().map(|answer| answer.as_ref().map_err(Clone::clone).and_then(Answer::renewed)).collect()
     }
 
     async fn release(&self, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {
-        self.freed(&self.main.ask(Op::release(key, owner)).await?)
+        self.freed(&self.routes.ask(Op::release(key, owner)).await?)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holding>, StoreError> {
-        self.main.ask(Op::inspect(key)).await?.holding()
+        self.routes.ask(Op::inspect(key)).await?.holding()
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
-        Ok(self.freed(&self.main.ask(Op::force(key)).await?)? == Freed::Released)
+        Ok(self.freed(&self.routes.ask(Op::force(key)).await?)? == Freed::Released)
     }
 
     async fn write(&self, write: &FencedWrite) -> Result<Wrote, StoreError> {
-        self.main.ask(Op::write(write)).await?.wrote()
+        self.routes.ask(Op::write(write)).await?.wrote()
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        self.main.ask(Op::read(key)).await?.value()
+        self.routes.ask(Op::read(key)).await?.value()
+    }
+
+    fn lane(&self, key: &Key) -> u32 {
+        match self.routes {
+            Routes::Server { .. } => 0,
+            Routes::Cluster(_) => Cluster::lane(key),
+        }
     }
 
     /// Subscribes, on a connection of its own.

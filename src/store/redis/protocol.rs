@@ -19,11 +19,28 @@ pub(super) const PAGE: &str = include_str!("protocol.lua");
 pub(super) const LONGEST: usize = 128;
 
 /// One operation of the page, ready to be sent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Op {
     pub(super) verb: Verb,
     pub(super) keys: Vec<String>,
     pub(super) args: Vec<Arg>,
+    pub(super) sending: Sending,
+}
+
+/// How an operation is sent to a member of a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// In one list with others of its slot.
+    #[default]
+    Listed,
+    /// In a list of its own: its slot is being moved, and another's keys may be elsewhere.
+    Alone,
+    /// In a list of its own, to the server to which its slot is being moved.
+    Asking {
+        /// All keys are declared, so that the server looks whether it has them. Else only the first is: none is anywhere
+        /// else.
+        all_keys: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +70,16 @@ impl Verb {
             Verb::Hold => "hold",
         }
     }
+
+    /// Whether it may be sent again while the first may be carried out yet: not what takes a lease that was released
+    /// meanwhile, and not what ends one that began meanwhile.
+    pub(super) fn may_be_sent_again(self) -> bool {
+        !matches!(self, Verb::Claim | Verb::Propose | Verb::Hold | Verb::Force)
+    }
 }
 
 /// An argument of an operation.
+#[derive(Clone)]
 pub(super) enum Arg {
     Text(String),
     Bytes(Vec<u8>),
@@ -77,6 +101,15 @@ impl fmt::Debug for Arg {
 }
 
 impl Op {
+    fn new(verb: Verb, keys: Vec<String>, args: Vec<Arg>) -> Self {
+        Op { verb, keys, args, sending: Sending::Listed }
+    }
+
+    /// Where its keys are in a cluster: all of them are in one slot.
+    pub(super) fn slot(&self) -> u16 {
+        self.keys.first().map_or(0, |key| fred::util::redis_keyslot(key.as_bytes()))
+    }
+
     /// `asked` is when the claim was given to the store: its `not_after` counts from there.
     pub(super) fn claim(claim: &Claim, asked: Moment) -> Self {
         let ticket = claim.ticket.map_or_else(String::new, |t| t.0.to_string());
@@ -88,13 +121,13 @@ impl Op {
             Arg::Text(ticket),
             Arg::Until(asked.after(claim.not_after)),
         ];
-        Op { verb: Verb::Claim, keys: of_lease(&claim.key), args }
+        Op::new(Verb::Claim, of_lease(&claim.key), args)
     }
 
     pub(super) fn renew(renewal: &Renewal) -> Self {
         let args =
             vec![Arg::Text(renewal.owner.secret()), Arg::Number(renewal.fence), Arg::Number(millis(renewal.ttl))];
-        Op { verb: Verb::Renew, keys: vec![renewal.key.to_string()], args }
+        Op::new(Verb::Renew, vec![renewal.key.to_string()], args)
     }
 
     /// Whose lease this renews, if that is what it does.
@@ -105,26 +138,31 @@ impl Op {
         }
     }
 
+    /// Whether whoever asks it asks again by itself when it fails.
+    pub(super) fn is_asked_again(&self) -> bool {
+        matches!(self.verb, Verb::Claim | Verb::Renew)
+    }
+
     pub(super) fn release(key: &Key, owner: &Owner) -> Self {
-        Op { verb: Verb::Release, keys: of_lease(key), args: vec![Arg::Text(owner.secret())] }
+        Op::new(Verb::Release, of_lease(key), vec![Arg::Text(owner.secret())])
     }
 
     pub(super) fn force(key: &Key) -> Self {
-        Op { verb: Verb::Force, keys: of_lease(key), args: vec![] }
+        Op::new(Verb::Force, of_lease(key), vec![])
     }
 
     pub(super) fn inspect(key: &Key) -> Self {
-        Op { verb: Verb::Inspect, keys: vec![key.to_string(), Companions::of(key).queue()], args: vec![] }
+        Op::new(Verb::Inspect, vec![key.to_string(), Companions::of(key).queue()], vec![])
     }
 
     pub(super) fn write(write: &FencedWrite) -> Self {
         let names = Companions::of(&write.key);
         let keys = vec![write.key.to_string(), names.mark(), names.fence()];
-        Op { verb: Verb::Write, keys, args: vec![Arg::Bytes(write.value.clone()), Arg::Number(write.fence)] }
+        Op::new(Verb::Write, keys, vec![Arg::Bytes(write.value.clone()), Arg::Number(write.fence)])
     }
 
     pub(super) fn read(key: &Key) -> Self {
-        Op { verb: Verb::Read, keys: vec![key.to_string(), Companions::of(key).fence()], args: vec![] }
+        Op::new(Verb::Read, vec![key.to_string(), Companions::of(key).fence()], vec![])
     }
 
     /// `asked` as for a claim.
@@ -136,7 +174,7 @@ impl Op {
             Arg::Number(settled),
             Arg::Until(asked.after(proposal.not_after)),
         ];
-        Op { verb: Verb::Propose, keys: with_fence(&proposal.key), args }
+        Op::new(Verb::Propose, with_fence(&proposal.key), args)
     }
 
     /// `asked` as for a claim.
@@ -148,7 +186,7 @@ impl Op {
             Arg::Number(hold.create.into()),
             Arg::Until(asked.after(hold.not_after)),
         ];
-        Op { verb: Verb::Hold, keys: with_fence(&hold.key), args }
+        Op::new(Verb::Hold, with_fence(&hold.key), args)
     }
 }
 

@@ -74,7 +74,7 @@ impl ServerError {
                 refused("the key, or a companion of it, holds something of another type; use another key")
             }
             Some("OOM") => refused("Redis is out of memory; raise maxmemory, or let it evict what is no lease"),
-            Some("CROSSSLOT") => refused("the server is a member of a cluster, and Redis Cluster is not supported yet"),
+            Some("CROSSSLOT") => refused("the server is a member of a cluster; name the cluster: redis-cluster://"),
             Some("MOVED" | "ASK") => refused("the server is a member of a cluster that keeps this key elsewhere"),
             Some("FENCE") => {
                 refused("a fence would reach 2^53; the counter was set by hand, so delete the `:fence` key")
@@ -146,7 +146,7 @@ mod tests {
             ("WRONGPASS invalid username-password pair", "no such user"),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", "another type"),
             ("OOM command not allowed when used memory > 'maxmemory'.", "maxmemory"),
-            ("CROSSSLOT Keys in request don't hash to the same slot", "Redis Cluster is not supported"),
+            ("CROSSSLOT Keys in request don't hash to the same slot", "redis-cluster://"),
             ("MOVED 3999 127.0.0.1:6381", "keeps this key elsewhere"),
             ("ASK 3999 127.0.0.1:6381", "keeps this key elsewhere"),
             ("FENCE too large", "2^53"),

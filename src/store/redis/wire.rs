@@ -1,8 +1,8 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
-    address::{Address, Target},
-    protocol::{Answer, Arg, Op, PAGE, Word},
-    sentinels::Moves,
+    address::{Address, Moves, Target},
+    cluster::asking,
+    protocol::{Answer, Arg, Op, PAGE, Sending, Word},
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},
 };
@@ -65,7 +65,7 @@ pub(super) type Sent = Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Sen
 pub(super) struct Wire {
     pub(super) client: Client,
     task: ConnectHandle,
-    /// When to leave the server, if sentinels named it.
+    /// When to leave the server, if others named it.
     moves: Option<Moves>,
 }
 
@@ -112,8 +112,7 @@ impl Wire {
         }
     }
 
-    /// A member of a cluster has only some of the keys, and takes no list whose keys are in different slots. Who was
-    /// named as the primary has to be one. What else may betray a lease is told.
+    /// It has to be what it was named as. What else may betray a lease is told.
     async fn look_at_it(&self, address: &Address, server: &Server) -> Result<(), StoreError> {
         let command = CustomCommand::new_static("INFO", ClusterHash::Random, false);
         let said: Result<String, FredError> = self.client.custom(command, Vec::<Value>::new()).await;
@@ -124,16 +123,7 @@ impl Wire {
                 ServerInfo::default()
             }
         };
-        if info.in_cluster {
-            return Err(StoreError::refused(
-                "the server is a member of a cluster, and Redis Cluster is not supported yet; name a single server",
-            ));
-        }
-        if info.replica && self.moves.is_some() {
-            return Err(StoreError::unavailable(format!(
-                "the sentinels name {server} as the primary, and it is a replica; failing over?"
-            )));
-        }
+        address.suits(server, &info)?;
         address.tell(server, info.doubts());
         Ok(())
     }
@@ -198,22 +188,20 @@ impl Wire {
         let (mut keys, mut args) = (vec![script, Value::Integer(0)], vec![]);
         let mut count = 0;
         for op in ops {
+            if let Sending::Asking { all_keys } = op.sending {
+                // It is alone in its list.
+                return asking::send(&self.client, op, all_keys, words(op, &server_time));
+            }
             count += 1;
             keys.extend(op.keys.iter().map(|k| Value::from(k.as_str())));
-            args.push(Value::from_static_str(op.verb.as_str()));
-            args.extend(op.args.iter().map(|arg| match arg {
-                Arg::Text(text) => Value::from(text.as_str()),
-                Arg::Bytes(bytes) => Value::from(bytes.as_slice()),
-                Arg::Number(n) => number(*n),
-                Arg::Until(at) => number(server_time(*at)),
-            }));
+            args.extend(words(op, &server_time));
         }
         keys[1] = number(keys.len() as u64 - 2);
         keys.append(&mut args);
         let client = self.client.clone();
         Box::pin(async move {
             let reply: Value = client.custom(command, keys).await.map_err(failure)?;
-            decode(reply, count).ok_or_else(|| Failure::Lost(StoreError::unavailable(UNREADABLE)))
+            decode(reply, count)
         })
     }
 
@@ -248,11 +236,21 @@ impl Drop for Wire {
 pub(super) const LOST: &str = "the connection to Redis was lost";
 const UNREADABLE: &str = "the answer was not one of Redis'; is there a proxy in between?";
 
-fn number(n: u64) -> Value {
+/// What an operation says after its keys.
+fn words<'a>(op: &'a Op, server_time: &'a impl Fn(Moment) -> u64) -> impl Iterator<Item = Value> + 'a {
+    std::iter::once(Value::from_static_str(op.verb.as_str())).chain(op.args.iter().map(|arg| match arg {
+        Arg::Text(text) => Value::from(text.as_str()),
+        Arg::Bytes(bytes) => Value::from(bytes.as_slice()),
+        Arg::Number(n) => number(*n),
+        Arg::Until(at) => number(server_time(*at)),
+    }))
+}
+
+pub(super) fn number(n: u64) -> Value {
     i64::try_from(n).map_or_else(|_| Value::from(n.to_string()), Value::Integer)
 }
 
-fn failure(error: FredError) -> Failure {
+pub(super) fn failure(error: FredError) -> Failure {
     let said = ServerError::new(error.details());
     match said.code() {
         Some(_) => Failure::Said(said),
@@ -280,7 +278,7 @@ async fn within_time<T>(
     })
 }
 
-fn not_connected(server: &Server, error: FredError) -> StoreError {
+pub(super) fn not_connected(server: &Server, error: FredError) -> StoreError {
     let said = ServerError::new(error.details());
     if said.code().is_some() {
         return said.classify();
@@ -312,8 +310,13 @@ pub(super) fn tls_trouble(error: &FredError) -> Option<StoreError> {
     None
 }
 
+/// A list's answer, or a word that nobody of ours would say.
+pub(super) fn decode(reply: Value, count: usize) -> Result<Reply, Failure> {
+    read(reply, count).ok_or_else(|| Failure::Lost(StoreError::unavailable(UNREADABLE)))
+}
+
 /// `{time, answer, ..}`; `None` for anything else, also for too many or too few answers.
-fn decode(reply: Value, count: usize) -> Option<Reply> {
+fn read(reply: Value, count: usize) -> Option<Reply> {
     let mut words = array(reply)?.into_iter();
     let time = words.next()?.as_u64()?;
     let answers: Vec<Answer> = words.map(answer).collect();
@@ -353,14 +356,14 @@ mod tests {
         let text = |s: &'static str| Value::from_static_str(s);
         let list = Value::Array;
         let one = || list(vec![text("1"), list(vec![text("released")])]);
-        assert!(decode(one(), 1).is_some_and(|r| r.time == Some(1) && r.answers[0].freed().is_ok()));
-        assert!(decode(one(), 2).is_none(), "one answer for two operations");
-        let timeless = decode(list(vec![text("0"), text("gone")]), 1);
+        assert!(read(one(), 1).is_some_and(|r| r.time == Some(1) && r.answers[0].freed().is_ok()));
+        assert!(read(one(), 2).is_none(), "one answer for two operations");
+        let timeless = read(list(vec![text("0"), text("gone")]), 1);
         assert!(timeless.is_some_and(|r| r.time.is_none() && r.answers[0].freed().is_ok()));
         for odd in
             [Value::Null, text("OK"), list(vec![]), list(vec![text("x")]), list(vec![list(vec![]), text("gone")])]
         {
-            assert!(decode(odd, 0).is_none());
+            assert!(read(odd, 0).is_none());
         }
     }
 }

@@ -1,0 +1,296 @@
+//! A Redis Cluster: to each primary links of its own, so that one primary's trouble stays its own.
+pub(super) mod asking;
+mod lists;
+mod redirect;
+mod shard;
+mod slots;
+mod topology;
+
+pub(super) use self::{
+    lists::by_slot,
+    shard::Way,
+    topology::{Departure, Topology},
+};
+use self::{redirect::Redirect, shard::Shards};
+use super::{
+    address::Address,
+    protocol::{Answer, Op, Sending},
+};
+use crate::{Key, clock::jittered, error::StoreError};
+use fred::types::config::Server;
+use futures_util::future::join_all;
+use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, Sleep},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// An answer that is due for so long may be so because its server is no longer the one.
+const SLOW: Duration = Duration::from_millis(200);
+
+/// How often one looks for servers that are of no use any more.
+const TIDY: Duration = Duration::from_secs(5);
+
+/// The first and the longest pause before an operation is sent again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(64));
+
+/// So often an operation is sent on without a pause: from a server that has just lost its slot.
+const AT_ONCE: u32 = 2;
+
+/// Sends each operation to the primary that keeps its slot.
+pub(super) struct Cluster {
+    topology: Arc<Topology>,
+    shards: Arc<Shards>,
+    patience: Duration,
+    runtime: Handle,
+    _open: DropGuard,
+}
+
+impl Cluster {
+    /// Learns where the slots are, and connects to one of the primaries, to see whether we may.
+    pub(super) async fn open(
+        address: Address,
+        topology: Arc<Topology>,
+        patience: Duration,
+    ) -> Result<Cluster, StoreError> {
+        topology.learn().await?;
+        let runtime = Handle::current();
+        let shards = Arc::new(Shards::new(address, patience, runtime.clone()));
+        let mut primaries = topology.slots().primaries().to_vec();
+        fastrand::shuffle(&mut primaries);
+        let mut trouble = over();
+        let mut open = false;
+        for primary in primaries {
+            match shards.try_open(&primary).await {
+                Ok(()) => open = true,
+                Err(why) if why.may_pass() => {
+                    trouble = why;
+                    continue;
+                }
+                Err(refused) => return Err(refused),
+            }
+            break;
+        }
+        if !open {
+            return Err(trouble);
+        }
+        let closed = CancellationToken::new();
+        runtime.spawn({
+            let (topology, shards, closed) = (topology.clone(), shards.clone(), closed.clone());
+            let tidy = async move {
+                loop {
+                    tokio::time::sleep(TIDY).await;
+                    shards.tidy(topology.slots().primaries());
+                }
+            };
+            async move { closed.run_until_cancelled(tidy).await }
+        });
+        Ok(Cluster { topology, shards, patience, runtime, _open: closed.drop_guard() })
+    }
+
+    /// Renewals of one slot may share a list: nobody else waits for it.
+    pub(super) fn lane(key: &Key) -> u32 {
+        fred::util::redis_keyslot(key.as_str().as_bytes()).into()
+    }
+
+    /// As a link's.
+    pub(super) async fn ask(&self, op: Op) -> Result<Answer, StoreError> {
+        self.pursue(Journey::new(self, Way::Main, op)).await
+    }
+
+    /// As a link's. Those of one slot share lists, and wait for each other.
+    pub(super) async fn ask_all(&self, way: Way, ops: Vec<Op>) -> Vec<Result<Answer, StoreError>> {
+        let mut by_slot: BTreeMap<u16, (Vec<usize>, Vec<Op>)> = BTreeMap::new();
+        for (at, op) in ops.into_iter().enumerate() {
+            let (places, ops) = by_slot.entry(op.slot()).or_default();
+            places.push(at);
+            ops.push(op);
+        }
+        let lists = by_slot.into_iter().map(|(slot, (places, ops))| async move {
+            let answers = self.ask_slot(way, slot, ops).await;
+            places.into_iter().zip(answers).collect::<Vec<_>>()
+        });
+        let mut answers: Vec<_> = join_all(lists).await.into_iter().flatten().collect();
+        answers.sort_by_key(|(at, _)| *at);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    async fn ask_slot(&self, way: Way, slot: u16, ops: Vec<Op>) -> Vec<Result<Answer, StoreError>> {
+        let mut journeys: Vec<_> = ops.into_iter().map(|op| Journey::new(self, way, op)).collect();
+        let mut answers: Vec<Option<Result<Answer, StoreError>>> = vec![];
+        if let Some(server) = self.topology.owner(slot) {
+            let all = journeys.iter().map(|journey| journey.op.clone()).collect::<Vec<_>>();
+            let asked = async {
+                match self.shards.link(&server, way).await {
+                    Ok(link) => link.ask_all(all).await,
+                    Err(over) => journeys.iter().map(|_| Err(over.clone())).collect(),
+                }
+            };
+            if let Some(all) = self.unless_it_leaves(slot, &server, asked).await {
+                answers = journeys.iter_mut().zip(all).map(|(journey, answer)| journey.met(&server, answer)).collect();
+            }
+        }
+        answers.resize_with(journeys.len(), || None);
+        join_all(journeys.into_iter().zip(answers).map(|(journey, answer)| async {
+            match answer {
+                Some(answer) => answer,
+                None => self.pursue(journey).await,
+            }
+        }))
+        .await
+    }
+
+    /// Asks wherever it is sent, until somebody answers.
+    async fn pursue(&self, mut journey: Journey<'_>) -> Result<Answer, StoreError> {
+        loop {
+            journey.rest().await?;
+            let slot = journey.op.slot();
+            let (server, stays) = match journey.asking.take() {
+                Some(server) => (server, false),
+                None => match self.topology.owner(slot) {
+                    Some(server) => (server, true),
+                    None => {
+                        self.topology.doubt();
+                        journey.again(StoreError::unavailable(NOBODY));
+                        continue;
+                    }
+                },
+            };
+            let op = journey.op.clone();
+            let asked = async { self.shards.link(&server, journey.way).await?.ask(op).await };
+            let answer = if stays { self.unless_it_leaves(slot, &server, asked).await } else { Some(asked.await) };
+            match answer {
+                Some(answer) => {
+                    if let Some(answer) = journey.met(&server, answer) {
+                        return answer;
+                    }
+                }
+                None if journey.op.verb.may_be_sent_again() => {}
+                // It may have been sent, and may be carried out yet.
+                None => return Err(StoreError::unavailable("the key's primary was replaced before it answered")),
+            }
+        }
+    }
+
+    /// What comes of an exchange; nothing if the slot goes to another server before it is over.
+    async fn unless_it_leaves<T>(&self, slot: u16, server: &Server, exchange: impl Future<Output = T>) -> Option<T> {
+        let mut exchange = pin!(exchange);
+        let mut leaves = pin!(self.topology.leaves(slot, server));
+        let mut slow = pin!(self.sleep(SLOW));
+        loop {
+            tokio::select! {
+                biased;
+                outcome = &mut exchange => return Some(outcome),
+                () = &mut leaves => return None,
+                () = &mut slow, if !slow.is_elapsed() => self.topology.doubt(),
+            }
+        }
+    }
+
+    /// On the store's own runtime: the caller's may have no timers.
+    fn sleep(&self, pause: Duration) -> Sleep {
+        let _here = self.runtime.enter();
+        tokio::time::sleep(pause)
+    }
+}
+
+const NOBODY: &str = "no server of the cluster keeps this key's slot now; see CLUSTER INFO";
+
+/// An operation on its way to the server that keeps its slot.
+struct Journey<'a> {
+    cluster: &'a Cluster,
+    way: Way,
+    op: Op,
+    began: Instant,
+    /// How often it was sent on.
+    turns: u32,
+    /// Why it has to wait before it is sent again.
+    waits: Option<StoreError>,
+    /// The server to ask next, to which the slot is being moved.
+    asking: Option<Server>,
+}
+
+impl<'a> Journey<'a> {
+    fn new(cluster: &'a Cluster, way: Way, op: Op) -> Self {
+        Journey { cluster, way, op, began: Instant::now(), turns: 0, waits: None, asking: None }
+    }
+
+    /// The answer, unless it only says where to go next.
+    fn met(&mut self, server: &Server, answer: Result<Answer, StoreError>) -> Option<Result<Answer, StoreError>> {
+        let error = match answer {
+            Err(error) => error,
+            answered => return Some(answered),
+        };
+        let topology = &self.cluster.topology;
+        match Redirect::of(&error, server) {
+            None => {
+                if error.may_pass() {
+                    topology.doubt();
+                }
+                return Some(Err(error));
+            }
+            Some(Redirect::Moved(to)) => {
+                topology.moved(self.op.slot(), &to);
+                self.turn(error);
+            }
+            Some(Redirect::Ask(to)) => {
+                let exact = topology.slots().exact;
+                if exact || self.op.sending == Sending::Alone {
+                    self.op.sending = Sending::Asking { all_keys: !exact };
+                    self.asking = Some(to);
+                } else {
+                    self.op.sending = Sending::Alone;
+                }
+                self.turn(error);
+                return None;
+            }
+            Some(Redirect::TryAgain) => self.again(error),
+            Some(Redirect::Replica) => {
+                topology.doubt();
+                self.again(error);
+            }
+            Some(Redirect::Down) => {
+                topology.doubt();
+                // The client library tells everybody who waits what only one was told.
+                if !self.op.verb.may_be_sent_again() {
+                    return Some(Err(error));
+                }
+                self.again(error);
+            }
+        }
+        self.op.sending = Sending::Alone;
+        None
+    }
+
+    /// It is to be sent elsewhere: at once, unless it has come around too often.
+    fn turn(&mut self, why: StoreError) {
+        self.turns += 1;
+        if self.turns > AT_ONCE {
+            self.waits = Some(StoreError::unavailable("the cluster is moving this key's slot").with_source(why));
+        }
+    }
+
+    /// It is to be sent again, after a pause.
+    fn again(&mut self, why: StoreError) {
+        self.turns += 1;
+        self.waits = Some(why);
+    }
+
+    /// The pause before it is sent again. Whoever asks again by itself is told why there is no answer while there is time
+    /// to.
+    async fn rest(&mut self) -> Result<(), StoreError> {
+        let Some(why) = self.waits.take() else { return Ok(()) };
+        let patience = if self.op.is_asked_again() { self.cluster.patience / 4 } else { self.cluster.patience };
+        if self.began.elapsed() >= patience {
+            return Err(why);
+        }
+        let pause = (PAUSE.0 * 2_u32.saturating_pow(self.turns.saturating_sub(1))).min(PAUSE.1);
+        self.cluster.sleep(jittered(pause)).await;
+        Ok(())
+    }
+}
+
+fn over() -> StoreError {
+    StoreError::unavailable("the runtime on which the connections to Redis lived has ended; connect anew")
+}
