@@ -5,6 +5,7 @@
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
     address::Address,
+    cluster::by_slot,
     job::{Job, drop_what_is_asked_again, refuse},
     protocol::{Answer, LONGEST, Op},
     server_time::ServerTime,
@@ -209,7 +210,8 @@ impl Carrier {
                 self.send_list(wire, Page::ByText, jobs);
             }
         }
-        while self.under_way.len() < UNDER_WAY {
+        let most = if self.address.has_slots() { UNDER_WAY * LONGEST } else { UNDER_WAY };
+        while self.under_way.len() < most {
             while self.queue.len() < LONGEST
                 && let Ok(asked) = self.jobs.try_recv()
             {
@@ -220,7 +222,13 @@ impl Carrier {
                 return;
             }
             let jobs = self.queue.drain(..length).collect();
-            self.send_list(wire, Page::ByHash, jobs);
+            if self.address.has_slots() {
+                for jobs in by_slot(jobs) {
+                    self.send_list(wire, Page::ByHash, jobs);
+                }
+            } else {
+                self.send_list(wire, Page::ByHash, jobs);
+            }
         }
     }
 
