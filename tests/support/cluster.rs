@@ -169,6 +169,12 @@ impl Cluster {
     }
 }
 
+/// The answer of a server to which a slot is being moved.
+pub fn asked(node: &Server, words: &[&str]) -> Reply {
+    node.cmd(&["ASKING"]);
+    node.cmd(words)
+}
+
 /// A key's slot.
 pub fn slot(key: &str) -> u16 {
     redis_keyslot(key.as_bytes())

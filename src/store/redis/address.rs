@@ -357,7 +357,6 @@ mod tests {
             assert!(rule(url).contains("form"), "{url}: {}", rule(url));
         }
         assert!(rule("redis://h?node=b:1").contains("no parameters"));
-        assert!(rule("redis-cluster://h:1").contains("Cluster"));
         assert!(rule("redis+unix:///run/redis.sock").contains("unix"));
     }
 
@@ -379,10 +378,53 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_url_of_a_cluster_is_taken_with_any_number_of_nodes() {
+        let address = Address::parse("redis-cluster://u:p%2F@a?node=b:2&node=c:3&node=b:2").unwrap();
+        assert_eq!(address.to_string(), "the cluster of b:2, c:3, a:6379");
+        let login = &address.0.login;
+        assert_eq!((login.username.as_deref(), login.password.as_deref()), (Some("u"), Some("p/")));
+        for url in ["redis-cluster://h", "redis-cluster://h/", "redis-cluster://[::1]:2/0", "REDIS-CLUSTER://:p@h"] {
+            assert!(Address::parse(url).is_ok(), "{url}");
+        }
+        let member = address.member(&Server::new("d", 4));
+        assert_eq!((member.to_string(), member.0.login.username.as_deref()), ("d:4".into(), Some("u")));
+        assert!(!member.stays() && member.has_slots() && address.has_slots());
+    }
+
+    #[test]
+    fn a_url_of_a_cluster_with_anything_else_is_refused_with_the_rule_it_breaks() {
+        for (rest, word) in [
+            ("h?nodes=b:1", "no other"),
+            ("h?node=b:1&sentinelServiceName=m", "no other"),
+            ("h?Node=b:1", "no other"),
+            ("h/3", "no database"),
+            ("u:p@h/1?node=b:1", "no database"),
+            ("h?node=b", "form"),
+            ("h?node=b:x", "form"),
+            (":1", "form"),
+            ("h:x", "form"),
+        ] {
+            let rule = rule(&format!("redis-cluster://{rest}"));
+            assert!(rule.contains(word), "{rest}: {rule}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_of_a_cluster_names_nodes_and_no_database() {
+        let of = |hosts: Vec<(&str, u16)>, database| {
+            Address::of(Config { server: ServerConfig::new_clustered(hosts), database, ..Config::default() })
+        };
+        assert_eq!(of(vec![("a", 1), ("b", 2)], Some(0)).unwrap().to_string(), "the cluster of a:1, b:2");
+        assert!(of(vec![], None).is_err_and(|invalid| invalid.rule.contains("at least one node")));
+        assert!(of(vec![("a", 1)], Some(3)).is_err_and(|invalid| invalid.rule.contains("no database")));
+    }
+
     #[cfg(not(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native")))]
     #[test]
     fn tls_without_its_feature_is_refused_with_the_feature_to_turn_on() {
         assert!(rule("rediss://h").contains("tls-rustls"));
         assert!(rule("rediss-sentinel://h?sentinelServiceName=m").contains("tls-rustls"));
+        assert!(rule("rediss-cluster://h").contains("tls-rustls"));
     }
 }

@@ -15,11 +15,8 @@ use fred::{
 };
 use std::sync::LazyLock;
 
-/// The page, which gets the keys that are not declared before its arguments: how many, and which.
-static UNDECLARED: LazyLock<String> = LazyLock::new(|| {
-    let unpack = "local KEYS, ARGV = {KEYS[1], unpack(ARGV, 2, ARGV[1] + 1)}, {unpack(ARGV, ARGV[1] + 2)} ";
-    format!("{unpack}{PAGE}")
-});
+/// The page, for a server to which one key was declared.
+static UNDECLARED: LazyLock<String> = LazyLock::new(|| format!("{}{PAGE}", include_str!("asking.lua")));
 
 /// Both commands go out together when this is first polled. By its text, for a server without the page would forget that
 /// it was asked.
@@ -42,8 +39,11 @@ pub(in super::super) fn send(client: &Client, op: &Op, all_keys: bool, words: im
         let command = |name| CustomCommand::new_static(name, ClusterHash::Random, false);
         pipeline.custom::<(), Value>(command("ASKING"), vec![]).await.map_err(failure)?;
         pipeline.custom::<(), Value>(command("EVAL"), eval).await.map_err(failure)?;
-        let mut said = pipeline.try_all::<Value>().await;
-        let answer = said.pop().ok_or_else(|| Failure::Lost(super::over()))?;
-        decode(answer.map_err(failure)?, 1)
+        let mut last = Err(Failure::Lost(super::over()));
+        for said in pipeline.try_all::<Value>().await {
+            // Whoever may not ask is told so, and not what comes of it.
+            last = Ok(said.map_err(failure)?);
+        }
+        decode(last?, 1)
     })
 }

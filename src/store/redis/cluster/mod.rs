@@ -29,6 +29,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// An answer that is due for so long may be so because its server is no longer the one.
 const SLOW: Duration = Duration::from_millis(200);
 
+/// How much longer a server has to answer once another keeps the slot: if it lives, it says so at once.
+const LAST_WORD: Duration = Duration::from_millis(25);
+
 /// How often one looks for servers that are of no use any more.
 const TIDY: Duration = Duration::from_secs(5);
 
@@ -176,7 +179,10 @@ impl Cluster {
     /// What comes of an exchange; nothing if the slot goes to another server before it is over.
     async fn unless_it_leaves<T>(&self, slot: u16, server: &Server, exchange: impl Future<Output = T>) -> Option<T> {
         let mut exchange = pin!(exchange);
-        let mut leaves = pin!(self.topology.leaves(slot, server));
+        let mut leaves = pin!(async {
+            self.topology.leaves(slot, server).await;
+            self.sleep(LAST_WORD).await;
+        });
         let mut slow = pin!(self.sleep(SLOW));
         loop {
             tokio::select! {

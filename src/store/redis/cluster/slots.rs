@@ -164,7 +164,7 @@ mod tests {
             Value::Null,
             Value::Array(vec![Value::Null]),
             Value::Array(vec![range(0, 16384, vec![said(Value::Null, 1)])]),
-            Value::Array(vec![range(5, 4, vec![said(Value::Null, 1)])]),
+            Value::Array(vec![range(6, 4, vec![said(Value::Null, 1)])]),
             Value::Array(vec![range(0, 1, vec![said(Value::Null, 70_000)])]),
             Value::Array(vec![range(0, 1, vec![])]),
         ] {
