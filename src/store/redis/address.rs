@@ -174,7 +174,7 @@ impl Address {
             Place::Fixed(server) | Place::Member(server) => {
                 return open(Target { server: server.clone(), login: self.0.login.clone(), moves: None }).await;
             }
-            Place::Cluster(topology) => return self.reach_any(topology, open).await,
+            Place::Cluster(topology) => return Box::pin(self.reach_any(topology, open)).await,
             Place::Sentinels(sentinels) => sentinels,
         };
         let mut named = sentinels.primary().await?;

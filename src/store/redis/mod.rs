@@ -137,7 +137,7 @@ impl RedisStore {
     /// ([`Unavailable`](StoreError::Unavailable)), or the server does not let us in or lets us run no scripts
     /// ([`Refused`](StoreError::Refused)).
     pub async fn connect(url: &str) -> Result<RedisStore, Error> {
-        Self::open(Address::parse(url)?, Settings::default()).await
+        Box::pin(Self::open(Address::parse(url)?, Settings::default())).await
     }
 
     /// Connects as a configuration of `fred`'s says: for a private certificate authority, or a client's certificate. Where
@@ -147,7 +147,7 @@ impl RedisStore {
     /// # Errors
     /// Those of [`connect`](RedisStore::connect); [`Error::Invalid`] for a configuration of anything else.
     pub async fn connect_with(config: Config) -> Result<RedisStore, Error> {
-        Self::open(Address::of(config)?, Settings::default()).await
+        Box::pin(Self::open(Address::of(config)?, Settings::default())).await
     }
 
     pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {

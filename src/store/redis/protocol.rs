@@ -41,6 +41,8 @@ pub(super) enum Sending {
         /// else.
         all_keys: bool,
     },
+    /// In a list of its own, to either server: as much of it as can be done with the first key.
+    Bare { asking: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +140,22 @@ impl Op {
         }
     }
 
+    /// What can be done of it with its first key alone, if anything: all but to take a key, to stand in line, to hand over and
+    /// to keep a value.
+    pub(super) fn bare(&self, asking: bool) -> Option<Op> {
+        let mut op = Op { sending: Sending::Bare { asking }, ..self.clone() };
+        match self.verb {
+            // It would take a key that is free; one that the server has is not.
+            Verb::Claim if asking => None,
+            Verb::Claim => {
+                *op.args.get_mut(LINE)? = Arg::Number(0);
+                Some(op)
+            }
+            Verb::Release | Verb::Force | Verb::Inspect | Verb::Read => Some(op),
+            Verb::Renew | Verb::Write | Verb::Propose | Verb::Hold => None,
+        }
+    }
+
     /// Whether whoever asks it asks again by itself when it fails.
     pub(super) fn is_asked_again(&self) -> bool {
         matches!(self.verb, Verb::Claim | Verb::Renew)
@@ -189,6 +207,9 @@ impl Op {
         Op::new(Verb::Hold, with_fence(&hold.key), args)
     }
 }
+
+/// Which argument of a claim says whether it stands in line.
+const LINE: usize = 3;
 
 fn with_fence(key: &Key) -> Vec<String> {
     vec![key.to_string(), Companions::of(key).fence()]
@@ -410,6 +431,19 @@ mod tests {
         assert_eq!(said(&["error", "OOM no"]).error(), Some(ServerError::new("OOM no")));
         assert_eq!(said(&["gone"]).error(), None);
         assert!(said(&["late"]).is_late() && !said(&["gone"]).is_late());
+    }
+
+    #[test]
+    fn with_its_first_key_alone_a_claim_stands_in_no_line_and_takes_nothing() {
+        let (key, ttl) = (Key::from("k"), Duration::from_secs(1));
+        let owner = Owner::draw(&crate::store::Identity::new("me").unwrap()).unwrap();
+        let claim = Op::claim(&Claim { line: true, ..Claim::new(key.clone(), owner.clone(), ttl) }, Moment(0));
+        assert!(matches!(claim.args[LINE], Arg::Number(1)));
+        let bare = claim.bare(false).unwrap();
+        assert!(matches!(bare.args[LINE], Arg::Number(0)) && bare.keys == claim.keys);
+        assert!(claim.bare(true).is_none());
+        assert!(Op::release(&key, &owner).bare(true).is_some());
+        assert!(Op::write(&FencedWrite::new(key, vec![], 1)).bare(false).is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
     address::{Address, Moves, Target},
-    cluster::asking,
+    cluster::moving,
     protocol::{Answer, Arg, Op, PAGE, Sending, Word},
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},
@@ -188,9 +188,9 @@ impl Wire {
         let (mut keys, mut args) = (vec![script, Value::Integer(0)], vec![]);
         let mut count = 0;
         for op in ops {
-            if let Sending::Asking { all_keys } = op.sending {
+            if let Sending::Asking { .. } | Sending::Bare { .. } = op.sending {
                 // It is alone in its list.
-                return asking::send(&self.client, op, all_keys, words(op, &server_time));
+                return moving::send(&self.client, op, words(op, &server_time));
             }
             count += 1;
             keys.extend(op.keys.iter().map(|k| Value::from(k.as_str())));

@@ -1,6 +1,6 @@
 //! A Redis Cluster: to each primary links of its own, so that one primary's trouble stays its own.
-pub(super) mod asking;
 mod lists;
+pub(super) mod moving;
 mod redirect;
 mod shard;
 mod slots;
@@ -160,7 +160,7 @@ impl Cluster {
                     }
                 },
             };
-            let op = journey.op.clone();
+            let op = journey.next();
             let asked = async { self.shards.link(&server, journey.way).await?.ask(op).await };
             let answer = if stays { self.unless_it_leaves(slot, &server, asked).await } else { Some(asked.await) };
             match answer {
@@ -208,6 +208,8 @@ struct Journey<'a> {
     cluster: &'a Cluster,
     way: Way,
     op: Op,
+    /// How it is sent next.
+    sending: Sending,
     began: Instant,
     /// How often it was sent on.
     turns: u32,
@@ -219,7 +221,16 @@ struct Journey<'a> {
 
 impl<'a> Journey<'a> {
     fn new(cluster: &'a Cluster, way: Way, op: Op) -> Self {
-        Journey { cluster, way, op, began: Instant::now(), turns: 0, waits: None, asking: None }
+        Journey {
+            cluster,
+            way,
+            op,
+            sending: Sending::Listed,
+            began: Instant::now(),
+            turns: 0,
+            waits: None,
+            asking: None,
+        }
     }
 
     /// The answer, unless it only says where to go next.
@@ -238,20 +249,38 @@ impl<'a> Journey<'a> {
             }
             Some(Redirect::Moved(to)) => {
                 topology.moved(self.op.slot(), &to);
+                self.sending = Sending::Alone;
                 self.turn(error);
             }
             Some(Redirect::Ask(to)) => {
-                let exact = topology.slots().exact;
-                if exact || self.op.sending == Sending::Alone {
-                    self.op.sending = Sending::Asking { all_keys: !exact };
-                    self.asking = Some(to);
-                } else {
-                    self.op.sending = Sending::Alone;
+                match self.sending {
+                    // Some of its keys are here, but not the first.
+                    Sending::Bare { asking: false } if self.op.bare(true).is_some() => {
+                        self.sending = Sending::Bare { asking: true };
+                    }
+                    Sending::Bare { .. } => {
+                        self.again(error);
+                        return None;
+                    }
+                    // Not all that share a list with it may be elsewhere.
+                    Sending::Listed if !topology.slots().exact => {
+                        self.sending = Sending::Alone;
+                        return None;
+                    }
+                    _ => self.sending = Sending::Asking { all_keys: !topology.slots().exact },
                 }
+                self.asking = Some(to);
                 self.turn(error);
-                return None;
             }
-            Some(Redirect::TryAgain) => self.again(error),
+            Some(Redirect::TryAgain) => match self.sending {
+                Sending::Alone if self.op.bare(false).is_some() => {
+                    self.sending = Sending::Bare { asking: false };
+                    self.turn(error);
+                }
+                // In a list, it may have been another's keys.
+                Sending::Listed => self.sending = Sending::Alone,
+                _ => self.again(error),
+            },
             Some(Redirect::Replica) => {
                 topology.doubt();
                 self.again(error);
@@ -265,20 +294,29 @@ impl<'a> Journey<'a> {
                 self.again(error);
             }
         }
-        self.op.sending = Sending::Alone;
         None
+    }
+
+    /// What is to be sent.
+    fn next(&self) -> Op {
+        match self.sending {
+            Sending::Bare { asking } => self.op.bare(asking),
+            _ => None,
+        }
+        .unwrap_or_else(|| Op { sending: self.sending, ..self.op.clone() })
     }
 
     /// It is to be sent elsewhere: at once, unless it has come around too often.
     fn turn(&mut self, why: StoreError) {
         self.turns += 1;
         if self.turns > AT_ONCE {
-            self.waits = Some(StoreError::unavailable("the cluster is moving this key's slot").with_source(why));
+            self.waits = Some(why);
         }
     }
 
     /// It is to be sent again, after a pause.
     fn again(&mut self, why: StoreError) {
+        self.sending = Sending::Alone;
         self.turns += 1;
         self.waits = Some(why);
     }

@@ -23,14 +23,19 @@ use fred::{
     },
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
 /// How many nodes are asked at once.
-const ASKED: usize = 5;
+const ASKED: usize = 3;
 
 /// How long a node may take to answer.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -40,6 +45,9 @@ const OTHERS: Duration = Duration::from_millis(50);
 
 /// How often the map is looked over though nothing has happened.
 const EVERY: Duration = Duration::from_secs(15);
+
+/// After so long without doubt all is well again.
+const CALM: Duration = Duration::from_secs(2);
 
 /// The shortest and the longest time between two looks at the map while something happens.
 const PACE: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(250));
@@ -54,6 +62,8 @@ pub(in super::super) struct Topology {
     map: watch::Sender<Arc<Slots>>,
     /// Something has happened that the map doesn't explain.
     doubt: Notify,
+    /// Connections to those who were asked, for as long as something happens.
+    asked: Mutex<HashMap<Server, Wire>>,
 }
 
 /// A node's map, and how much it may be believed.
@@ -77,7 +87,13 @@ impl Topology {
         if login.database.is_some_and(|database| database > 0) {
             return Err(Invalid::new("config", "no database but 0: a cluster has no other"));
         }
-        Ok(Topology { seeds: distinct, login, map: watch::Sender::default(), doubt: Notify::new() })
+        Ok(Topology {
+            seeds: distinct,
+            login,
+            map: watch::Sender::default(),
+            doubt: Notify::new(),
+            asked: Mutex::default(),
+        })
     }
 
     /// The primary that keeps a slot, as far as is known.
@@ -153,28 +169,35 @@ impl Topology {
     }
 
     async fn ask(&self, node: &Server) -> Result<View, StoreError> {
+        let kept = self.asked().remove(node);
         let asked = async {
-            let wire = Wire::connect(self.login.clone(), node, 32).await.map_err(|error| (node, error))?;
-            let say = |command, word: &'static str| {
-                let command = CustomCommand::new_static(command, ClusterHash::Random, false);
-                wire.client.custom::<Value, _>(command, vec![word])
-            };
-            let (map, state) =
-                tokio::try_join!(say("CLUSTER", "SLOTS"), say("CLUSTER", "INFO")).map_err(|error| (node, error))?;
-            // Whoever may not ask is as well served by what every version does.
-            let info = say("INFO", "server").await.ok();
-            Ok((map, state, info))
+            if let Some(wire) = kept
+                && let Ok(said) = self.question(node, wire).await
+            {
+                return Ok(said);
+            }
+            let wire = Wire::connect(self.login.clone(), node, 32).await.map_err(|error| not_learnt(node, error))?;
+            self.question(node, wire).await
         };
-        let (map, state, info) = match timeout(ANSWER, asked).await {
-            Ok(said) => said.map_err(|(node, error)| not_learnt(node, error))?,
-            Err(_) => return Err(StoreError::unavailable(format!("the node {node} gave no answer within {ANSWER:?}"))),
+        timeout(ANSWER, asked).await.unwrap_or_else(|_| {
+            Err(StoreError::unavailable(format!("the node {node} gave no answer within {ANSWER:?}; does it hang?")))
+        })
+    }
+
+    async fn question(&self, node: &Server, wire: Wire) -> Result<View, StoreError> {
+        let say = |command, word: &'static str| {
+            let command = CustomCommand::new_static(command, ClusterHash::Random, false);
+            wire.client.custom::<Value, _>(command, vec![word])
         };
-        let odd = || {
-            StoreError::unavailable(format!(
-                "what {node} says of its cluster is not understood; is there a proxy in between?"
-            ))
-        };
-        let mut slots = Slots::read(map, node).ok_or_else(odd)?;
+        let said = tokio::try_join!(say("CLUSTER", "SLOTS"), say("CLUSTER", "INFO"));
+        let (map, state) = said.map_err(|error| not_learnt(node, error))?;
+        // Who may not ask is as well served by what every version does.
+        let info = say("INFO", "server").await.ok();
+        self.asked().insert(node.clone(), wire);
+        let mut slots = Slots::read(map, node).ok_or_else(|| {
+            let odd = format!("what {node} says of its cluster is not understood; is there a proxy in between?");
+            StoreError::unavailable(odd)
+        })?;
         if slots.is_empty() {
             return Err(StoreError::unavailable(format!(
                 "the node {node} knows of no server with slots; was its cluster created, and does it belong to one?"
@@ -183,6 +206,10 @@ impl Topology {
         let info = info.and_then(|info| info.as_str().map(|info| ServerInfo::read(&info)));
         slots.exact = info.and_then(|info| info.version).is_some_and(|version| version >= EXACT);
         Ok(View { slots, standing: standing(&state.as_str().unwrap_or_default()) })
+    }
+
+    fn asked(&self) -> MutexGuard<'_, HashMap<Server, Wire>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All that are known, in any order, and then the seeds.
@@ -216,8 +243,11 @@ impl Topology {
     pub(in super::super) async fn follow(&self) {
         let mut pace = PACE.0;
         loop {
-            if timeout(jittered(EVERY), self.doubt.notified()).await.is_err() {
+            if timeout(CALM, self.doubt.notified()).await.is_err() {
                 pace = PACE.0;
+                self.asked().clear();
+                // In time or not, it is asked for.
+                timeout(jittered(EVERY), self.doubt.notified()).await.ok();
             }
             if let Err(why) = self.learn().await {
                 tracing::debug!(cluster = %self, %why, "could not learn where the slots are");
