@@ -26,9 +26,10 @@ pub struct Leases {
 
 impl Leases {
     /// Connects to a Redis server, with the default settings: `redis://[user:password@]host:port/database`, or to the primary
-    /// that sentinels name: `redis-sentinel://[user:password@]host:port?node=host:port&sentinelServiceName=name`; `rediss://`
-    /// and `rediss-sentinel://` with one of the TLS features. The watchdog gets a thread and a connection of its own, so a runtime that is blocked
-    /// by user code doesn't cost a lease.
+    /// that sentinels name: `redis-sentinel://[user:password@]host:port?node=host:port&sentinelServiceName=name`, or to a
+    /// Redis Cluster: `redis-cluster://[user:password@]host:port?node=host:port`; with `rediss` in front when one of the TLS
+    /// features is on. The watchdog gets a thread and connections of its own, so a runtime that is blocked by user code
+    /// doesn't cost a lease.
     ///
     /// ```no_run
     /// # async fn doc() -> leasehold::Result<()> {
@@ -308,7 +309,7 @@ impl LeasesBuilder {
     }
 
     /// Leases on a Redis server, connected to as a configuration of the client library says: for what a URL can't, such as
-    /// a private certificate authority, or a client's certificate. Where to connect (one server, or sentinels),
+    /// a private certificate authority, or a client's certificate. Where to connect (one server, sentinels, or a cluster),
     /// credentials, database and TLS are taken from it.
     ///
     /// ```no_run

@@ -43,9 +43,8 @@ async fn least_valid(held: &[Lease], done: &AtomicBool) -> Duration {
     least
 }
 
-/// What happens to the first primary, and what others see of it.
-async fn fails_over(what: &str, happen: impl FnOnce(&mut Cluster)) -> Cluster {
-    let mut cluster = Cluster::with_replicas();
+/// What happens to the first primary, and what others see of it. `apart`: they are to see nothing.
+async fn fails_over(what: &str, mut cluster: Cluster, apart: bool, happen: impl FnOnce(&mut Cluster)) -> Cluster {
     let leases = leases(&cluster.url_of(&[cluster.nodes[1].port(), cluster.nodes[0].port()]), TTL).await;
     let keys: Vec<String> = (0..PRIMARIES).map(|node| cluster.key_on(node, "held")).collect();
     let mut held = vec![];
@@ -87,10 +86,12 @@ async fn fails_over(what: &str, happen: impl FnOnce(&mut Cluster)) -> Cluster {
         switched - start,
         own.0
     );
-    assert!(over < SECOND, "{over:?} after the cluster had switched");
-    // A renewal each third: whatever falls short of two thirds was late.
-    assert!(least > TTL * 2 / 3 - Duration::from_millis(500), "{least:?}: renewals on the others were late");
-    assert!(others < Duration::from_millis(700), "{others:?} without a lease on the others");
+    assert!(over < 2 * SECOND, "{over:?} after the cluster had switched");
+    if apart {
+        // A renewal each third: the first attempt at each succeeded, for another would come a sixth later.
+        assert!(least > TTL / 2, "{least:?}: renewals on the others were late");
+        assert!(others < SECOND * 3 / 2, "{others:?} without a lease on the others");
+    }
     assert!(held.iter().all(|lease| lease.is_held()));
     for lease in held {
         assert_eq!(within("the end", lease.release()).await.unwrap(), leasehold::Released::Released);
@@ -103,21 +104,28 @@ async fn fails_over(what: &str, happen: impl FnOnce(&mut Cluster)) -> Cluster {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_dies_is_replaced_and_the_others_see_nothing_of_it() {
-    fails_over("a killed primary", |cluster| cluster.nodes[0].kill()).await;
+    fails_over("a killed primary", Cluster::with_replicas(), true, |cluster| cluster.nodes[0].kill()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_stands_still_is_replaced_and_the_others_see_nothing_of_it() {
-    let cluster = fails_over("a stopped primary", |cluster| cluster.nodes[0].stop()).await;
+    let cluster =
+        fails_over("a stopped primary", Cluster::with_replicas(), true, |cluster| cluster.nodes[0].stop()).await;
     cluster.nodes[0].cont();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_hands_over_to_its_replica_is_left_with_the_next_operation() {
-    fails_over("CLUSTER FAILOVER", |cluster| {
+    fails_over("CLUSTER FAILOVER", Cluster::with_replicas(), true, |cluster| {
         cluster.nodes[PRIMARIES].cmd(&["CLUSTER", "FAILOVER"]);
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_serves_nothing_without_all_of_its_slots_costs_no_lease_on_the_others_either() {
+    let cluster = Cluster::of(2 * PRIMARIES, &["--cluster-require-full-coverage", "yes"]);
+    fails_over("a killed primary, full coverage required", cluster, false, |cluster| cluster.nodes[0].kill()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

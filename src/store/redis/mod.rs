@@ -43,15 +43,16 @@ compile_error!(
 /// [`LeasesBuilder::connect_with`](crate::LeasesBuilder::connect_with). A major version of it is one of leasehold's.
 pub use fred;
 
-/// Leases on one Redis server (6.0 or later, or what speaks like it), or on the primary that sentinels name.
+/// Leases on one Redis server (6.0 or later, or what speaks like it), on the primary that sentinels name, or in a Redis
+/// Cluster.
 ///
 /// A lease is a plain string key, so it excludes other programs that take the same key with `SET key token NX PX ms`,
 /// and is excluded by them. Everything is done by one script whose operations each check, act and mark in one step.
 ///
 /// It keeps three connections, one of them for renewals alone and one to hear what the server has to say, and connects
-/// again by itself when one is lost. They live
-/// on the runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while
-/// there is no connection, so bound them.
+/// again by itself when one is lost. In a cluster each primary whose keys are used has the first two. They live on the
+/// runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while there is no
+/// connection, so bound them.
 ///
 /// [`write`](Store::write) and [`read`](Store::read) keep values that outlive every lease: neither a value nor the mark
 /// beside it (the largest fence that wrote it) has a TTL. Delete both when the value is no longer needed.
@@ -128,9 +129,11 @@ impl RedisStore {
     /// Connects to `redis://user:password@host:port/database` (all but the host optional), or to the primary that
     /// sentinels name: `redis-sentinel://user:password@host:port/database?node=host:port&sentinelServiceName=name`, where
     /// each host is a sentinel and user and password are the primary's. Sentinels that ask for credentials get
-    /// `sentinelUsername` and `sentinelPassword`. With one of the TLS features, also `rediss://` and `rediss-sentinel://`.
+    /// `sentinelUsername` and `sentinelPassword`. A cluster is `redis-cluster://user:password@host:port?node=host:port`, where
+    /// each host is a node to begin with. With one of the TLS features, also `rediss://`, `rediss-sentinel://` and
+    /// `rediss-cluster://`.
     ///
-    /// A few round trips, bounded at two seconds for a server, and one for the sentinels.
+    /// A few round trips, bounded at two seconds for a server, and one for the sentinels or for three of the nodes.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the URL is not of that form; [`Error::Store`] when nobody answers there
@@ -141,7 +144,7 @@ impl RedisStore {
     }
 
     /// Connects as a configuration of `fred`'s says: for a private certificate authority, or a client's certificate. Where
-    /// to connect (one server, or sentinels), the credentials, the database and TLS are taken from it; how connections
+    /// to connect (one server, sentinels, or a cluster), the credentials, the database and TLS are taken from it; how connections
     /// are kept is leasehold's to choose.
     ///
     /// # Errors
