@@ -7,8 +7,15 @@ use crate::{
         until, within,
     },
 };
-use leasehold::{Released, Wait, store::redis::fred::util::redis_keyslot};
-use std::{collections::BTreeSet, time::Instant};
+use leasehold::{Leases, Released, Wait, store::redis::fred::util::redis_keyslot};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_goes_on_where_its_slot_was_moved_to() {
@@ -151,4 +158,73 @@ async fn a_thousand_leases_live_through_a_resharding() {
     for lease in held {
         assert_eq!(lease.release().await.unwrap(), Released::Released);
     }
+}
+
+/// Who has a key, and under which fence it was had last.
+#[derive(Default)]
+struct Had {
+    by: AtomicU64,
+    fence: AtomicU64,
+    times: AtomicU64,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_slots_are_moved_to_and_fro_nobody_has_what_another_has_and_fences_grow() {
+    const KEYS: usize = 6;
+    let cluster = Cluster::start();
+    let tags: Vec<String> = (0..3).map(|n| cluster.key_on(n, "tag")).collect();
+    let keys: Vec<String> = (0..KEYS).map(|n| format!("{{{}}}:{n}", tags[n % 3])).collect();
+    let had: Arc<Vec<Had>> = Arc::new((0..KEYS).map(|_| Had::default()).collect());
+    let done = leasehold::CancellationToken::new();
+    let mut workers: Vec<(Leases, _)> = vec![];
+    for n in 0..4 * KEYS {
+        let leases = if n % KEYS == 0 { leases(&cluster.url(), SECOND).await } else { workers[n - 1].0.clone() };
+        let (key, had, done) = (keys[n % KEYS].clone(), had.clone(), done.clone());
+        let me = n as u64 + 1;
+        let shared = leases.clone();
+        let task = tokio::spawn(async move {
+            let had = &had[n % KEYS];
+            while !done.is_cancelled() {
+                let Ok(lease) = leases.lease(key.as_str()).wait(PATIENCE).acquire().await else { continue };
+                assert_eq!(had.by.swap(me, SeqCst), 0, "{key} has two owners");
+                let last = had.fence.swap(lease.fence(), SeqCst);
+                assert!(last < lease.fence(), "{key}: fence {last} and then {}", lease.fence());
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(..8))).await;
+                assert!(lease.is_held(), "{key} was lost");
+                had.times.fetch_add(1, SeqCst);
+                assert_eq!(had.by.swap(0, SeqCst), me, "{key} has two owners");
+                lease.release().await.ok();
+            }
+        });
+        workers.push((shared, task));
+    }
+    let mut moves = 0;
+    let start = Instant::now();
+    tokio::task::block_in_place(|| {
+        let mut at = [0, 1, 2];
+        while start.elapsed() < 5 * SECOND {
+            for (n, tag) in tags.iter().enumerate() {
+                let (slot, from, to) = (slot(tag), at[n], (at[n] + 1) % 3);
+                cluster.begin_move(slot, from, to);
+                // Key by key, and not in the order of leases.
+                for _ in 0..3 {
+                    let some = cluster.nodes[from].cmd(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "3"]).list();
+                    for key in some.into_iter().filter_map(|key| key.text()) {
+                        cluster.move_keys(&[&key], from, to);
+                        std::thread::sleep(Duration::from_millis(fastrand::u64(..15)));
+                    }
+                }
+                cluster.end_move(slot, from, to);
+                at[n] = to;
+                moves += 1;
+            }
+        }
+    });
+    done.cancel();
+    for (_, task) in workers {
+        within("the end", task).await.unwrap();
+    }
+    let times: Vec<u64> = had.iter().map(|had| had.times.load(SeqCst)).collect();
+    println!("{moves} moves, and the keys were had {times:?} times");
+    assert!(moves > 5 && times.iter().all(|times| *times > 20), "{moves}, {times:?}");
 }

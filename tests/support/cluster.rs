@@ -163,9 +163,11 @@ impl Cluster {
             }
             self.move_keys(&keys.iter().map(String::as_str).collect::<Vec<_>>(), from, to);
         }
-        // The target first, as redis-cli does: a slot is never without an owner.
-        self.nodes[to].cmd(&["CLUSTER", "SETSLOT", &word, "NODE", &self.ids[to]]);
-        self.nodes[from].cmd(&["CLUSTER", "SETSLOT", &word, "NODE", &self.ids[to]]);
+        // The target first, as redis-cli does, for a slot is never without an owner; and then every primary.
+        let others = (0..PRIMARIES).filter(|node| ![from, to].contains(node));
+        for node in [to, from].into_iter().chain(others) {
+            self.nodes[node].cmd(&["CLUSTER", "SETSLOT", &word, "NODE", &self.ids[to]]);
+        }
     }
 }
 

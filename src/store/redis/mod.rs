@@ -217,9 +217,9 @@ impl Store for RedisStore {
     }
 
     fn lane(&self, key: &Key) -> u32 {
-        match self.routes {
+        match &self.routes {
             Routes::Server { .. } => 0,
-            Routes::Cluster(_) => Cluster::lane(key),
+            Routes::Cluster(cluster) => cluster.lane(key),
         }
     }
 

@@ -19,21 +19,16 @@ use super::{
 use crate::{Key, clock::jittered, error::StoreError};
 use fred::types::config::Server;
 use futures_util::future::join_all;
-use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
-use tokio::{
-    runtime::Handle,
-    time::{Instant, Sleep},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
+use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// An answer that is due for so long may be so because its server is no longer the one.
-const SLOW: Duration = Duration::from_millis(200);
+/// How often one looks for servers that are silent, for they may no longer be the ones, and for those that are of no use any
+/// more.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// How much longer a server has to answer once another keeps the slot: if it lives, it says so at once.
 const LAST_WORD: Duration = Duration::from_millis(25);
-
-/// How often one looks for servers that are of no use any more.
-const TIDY: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause before an operation is sent again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(64));
@@ -81,20 +76,23 @@ impl Cluster {
         let closed = CancellationToken::new();
         runtime.spawn({
             let (topology, shards, closed) = (topology.clone(), shards.clone(), closed.clone());
-            let tidy = async move {
+            let look = async move {
                 loop {
-                    tokio::time::sleep(TIDY).await;
+                    tokio::time::sleep(LOOK).await;
                     shards.tidy(topology.slots().primaries());
+                    if shards.is_any_silent() {
+                        topology.doubt();
+                    }
                 }
             };
-            async move { closed.run_until_cancelled(tidy).await }
+            async move { closed.run_until_cancelled(look).await }
         });
         Ok(Cluster { topology, shards, patience, runtime, _open: closed.drop_guard() })
     }
 
-    /// Renewals of one slot may share a list: nobody else waits for it.
-    pub(super) fn lane(key: &Key) -> u32 {
-        fred::util::redis_keyslot(key.as_str().as_bytes()).into()
+    /// Renewals of one primary's may share a list.
+    pub(super) fn lane(&self, key: &Key) -> u32 {
+        self.topology.slots().lane(fred::util::redis_keyslot(key.as_str().as_bytes()))
     }
 
     /// As a link's.
@@ -102,16 +100,17 @@ impl Cluster {
         self.pursue(Journey::new(self, Way::Main, op)).await
     }
 
-    /// As a link's. Those of one slot share lists, and wait for each other.
+    /// As a link's. What goes to one primary goes together.
     pub(super) async fn ask_all(&self, way: Way, ops: Vec<Op>) -> Vec<Result<Answer, StoreError>> {
-        let mut by_slot: BTreeMap<u16, (Vec<usize>, Vec<Op>)> = BTreeMap::new();
+        let slots = self.topology.slots();
+        let mut lists: HashMap<Option<&Server>, (Vec<usize>, Vec<Journey<'_>>)> = HashMap::new();
         for (at, op) in ops.into_iter().enumerate() {
-            let (places, ops) = by_slot.entry(op.slot()).or_default();
+            let (places, journeys) = lists.entry(slots.owner(op.slot())).or_default();
             places.push(at);
-            ops.push(op);
+            journeys.push(Journey::new(self, way, op));
         }
-        let lists = by_slot.into_iter().map(|(slot, (places, ops))| async move {
-            let answers = self.ask_slot(way, slot, ops).await;
+        let lists = lists.into_iter().map(|(server, (places, journeys))| async move {
+            let answers = self.ask_one(way, server, journeys).await;
             places.into_iter().zip(answers).collect::<Vec<_>>()
         });
         let mut answers: Vec<_> = join_all(lists).await.into_iter().flatten().collect();
@@ -119,29 +118,40 @@ impl Cluster {
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    async fn ask_slot(&self, way: Way, slot: u16, ops: Vec<Op>) -> Vec<Result<Answer, StoreError>> {
-        let mut journeys: Vec<_> = ops.into_iter().map(|op| Journey::new(self, way, op)).collect();
+    /// What one primary is asked, and those whom it tells of the slots that it has lost.
+    async fn ask_one(
+        &self,
+        way: Way,
+        server: Option<&Server>,
+        mut journeys: Vec<Journey<'_>>,
+    ) -> Vec<Result<Answer, StoreError>> {
         let mut answers: Vec<Option<Result<Answer, StoreError>>> = vec![];
-        if let Some(server) = self.topology.owner(slot) {
-            let all = journeys.iter().map(|journey| journey.op.clone()).collect::<Vec<_>>();
-            let asked = async {
-                match self.shards.link(&server, way).await {
-                    Ok(link) => link.ask_all(all).await,
-                    Err(over) => journeys.iter().map(|_| Err(over.clone())).collect(),
-                }
-            };
-            if let Some(all) = self.unless_it_leaves(slot, &server, asked).await {
-                answers = journeys.iter_mut().zip(all).map(|(journey, answer)| journey.met(&server, answer)).collect();
+        if let Some(server) = server {
+            let (ops, slots): (Vec<_>, Vec<_>) = journeys.iter().map(|j| (j.op.clone(), j.op.slot())).unzip();
+            let asked = self.shards.exchange(server, way, async |link| link.ask_all(ops).await);
+            if let Some(all) = self.unless_they_leave(&slots, server, asked).await {
+                let all = all.unwrap_or_else(|over| journeys.iter().map(|_| Err(over.clone())).collect());
+                answers = journeys.iter_mut().zip(all).map(|(journey, answer)| journey.met(server, answer)).collect();
             }
         }
         answers.resize_with(journeys.len(), || None);
         join_all(journeys.into_iter().zip(answers).map(|(journey, answer)| async {
             match answer {
                 Some(answer) => answer,
+                None if way == Way::Renewals => self.briefly(self.pursue(journey)).await,
                 None => self.pursue(journey).await,
             }
         }))
         .await
+    }
+
+    /// For one that others wait for, who have their answers: it is asked again soon.
+    async fn briefly(&self, asked: impl Future<Output = Result<Answer, StoreError>>) -> Result<Answer, StoreError> {
+        tokio::select! {
+            biased;
+            answer = asked => answer,
+            () = self.pause(self.patience / 8) => Err(StoreError::unavailable("there was no answer where its slot was moved")),
+        }
     }
 
     /// Asks wherever it is sent, until somebody answers.
@@ -161,11 +171,11 @@ impl Cluster {
                 },
             };
             let op = journey.next();
-            let asked = async { self.shards.link(&server, journey.way).await?.ask(op).await };
-            let answer = if stays { self.unless_it_leaves(slot, &server, asked).await } else { Some(asked.await) };
+            let asked = self.shards.exchange(&server, journey.way, async |link| link.ask(op).await);
+            let answer = if stays { self.unless_they_leave(&[slot], &server, asked).await } else { Some(asked.await) };
             match answer {
                 Some(answer) => {
-                    if let Some(answer) = journey.met(&server, answer) {
+                    if let Some(answer) = journey.met(&server, answer.flatten()) {
                         return answer;
                     }
                 }
@@ -176,28 +186,27 @@ impl Cluster {
         }
     }
 
-    /// What comes of an exchange; nothing if the slot goes to another server before it is over.
-    async fn unless_it_leaves<T>(&self, slot: u16, server: &Server, exchange: impl Future<Output = T>) -> Option<T> {
-        let mut exchange = pin!(exchange);
-        let mut leaves = pin!(async {
-            self.topology.leaves(slot, server).await;
-            self.sleep(LAST_WORD).await;
-        });
-        let mut slow = pin!(self.sleep(SLOW));
-        loop {
-            tokio::select! {
-                biased;
-                outcome = &mut exchange => return Some(outcome),
-                () = &mut leaves => return None,
-                () = &mut slow, if !slow.is_elapsed() => self.topology.doubt(),
-            }
+    /// What comes of an exchange; nothing if the slots go to other servers before it is over.
+    async fn unless_they_leave<T>(
+        &self,
+        slots: &[u16],
+        server: &Server,
+        exchange: impl Future<Output = T>,
+    ) -> Option<T> {
+        let leave = async {
+            self.topology.leave(slots, server).await;
+            self.pause(LAST_WORD).await;
+        };
+        tokio::select! {
+            biased;
+            outcome = exchange => Some(outcome),
+            () = leave => None,
         }
     }
 
-    /// On the store's own runtime: the caller's may have no timers.
-    fn sleep(&self, pause: Duration) -> Sleep {
-        let _here = self.runtime.enter();
-        tokio::time::sleep(pause)
+    /// By a timer of the store's own runtime: the caller's may have none. Over at once when that has ended.
+    async fn pause(&self, pause: Duration) {
+        self.runtime.spawn(async move { tokio::time::sleep(pause).await }).await.ok();
     }
 }
 
@@ -330,7 +339,7 @@ impl<'a> Journey<'a> {
             return Err(why);
         }
         let pause = (PAUSE.0 * 2_u32.saturating_pow(self.turns.saturating_sub(1))).min(PAUSE.1);
-        self.cluster.sleep(jittered(pause)).await;
+        self.cluster.pause(jittered(pause)).await;
         Ok(())
     }
 }

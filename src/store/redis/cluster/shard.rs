@@ -8,7 +8,7 @@ use fred::types::config::Server;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -39,6 +39,27 @@ struct Shard {
     main: Opening,
     renewals: Opening,
     used: AtomicU64,
+    /// How many exchanges were begun, how many of them are over, and how many were so when last we looked.
+    begun: AtomicU64,
+    over: AtomicU64,
+    seen: AtomicU64,
+}
+
+impl Shard {
+    /// Nothing has been answered since the last look, though something is to be.
+    fn is_silent(&self) -> bool {
+        let over = self.over.load(Relaxed);
+        self.seen.swap(over, Relaxed) == over && self.begun.load(Relaxed) > over
+    }
+}
+
+/// An exchange under way with a shard.
+struct UnderWay(Arc<Shard>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.over.fetch_add(1, Relaxed);
+    }
 }
 
 /// A link that is being opened, by a task of its own: whoever waits for it may go.
@@ -57,15 +78,29 @@ impl Shards {
         Ok(())
     }
 
-    pub(super) async fn link(&self, server: &Server, way: Way) -> Result<Arc<Link>, StoreError> {
+    /// An exchange on a link to this server.
+    pub(super) async fn exchange<T>(
+        &self,
+        server: &Server,
+        way: Way,
+        exchange: impl AsyncFnOnce(&Link) -> T,
+    ) -> Result<T, StoreError> {
         let shard = self.shard(server);
+        shard.begun.fetch_add(1, Relaxed);
+        let under_way = UnderWay(shard);
         let opening = match way {
-            Way::Main => &shard.main,
-            Way::Renewals => &shard.renewals,
+            Way::Main => &under_way.0.main,
+            Way::Renewals => &under_way.0.renewals,
         };
         let mut opened = opening.get_or_init(|| self.open(server)).clone();
-        let link = opened.wait_for(Option::is_some).await.map_err(|_| super::over())?;
-        link.clone().ok_or_else(super::over)
+        let link = opened.wait_for(Option::is_some).await.map_err(|_| super::over())?.clone();
+        Ok(exchange(&*link.ok_or_else(super::over)?).await)
+    }
+
+    /// Whether any server has been silent since the last look, with something to answer.
+    pub(super) fn is_any_silent(&self) -> bool {
+        // All are looked at.
+        self.known().values().filter(|shard| shard.is_silent()).count() > 0
     }
 
     fn open(&self, server: &Server) -> watch::Receiver<Option<Arc<Link>>> {
@@ -82,7 +117,7 @@ impl Shards {
     }
 
     fn shard(&self, server: &Server) -> Arc<Shard> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         let shard = match known.get(server) {
             Some(shard) => shard,
             None => known.entry(server.clone()).or_default(),
@@ -94,7 +129,11 @@ impl Shards {
     /// Leaves those that are of no use any more.
     pub(super) fn tidy(&self, primaries: &[Server]) {
         let now = self.clock.now();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|server, shard| primaries.contains(server) || now.since(Moment(shard.used.load(Relaxed))) < IDLE);
+        self.known()
+            .retain(|server, shard| primaries.contains(server) || now.since(Moment(shard.used.load(Relaxed))) < IDLE);
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Server, Arc<Shard>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

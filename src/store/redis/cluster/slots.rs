@@ -49,6 +49,11 @@ impl Slots {
         self.primaries.get(usize::from(*self.owners.get(usize::from(slot))?))
     }
 
+    /// The same for all slots of one primary, and of no other.
+    pub(super) fn lane(&self, slot: u16) -> u32 {
+        self.owners.get(usize::from(slot)).copied().unwrap_or(NOBODY).into()
+    }
+
     /// A slot is somewhere else.
     pub(super) fn set(&mut self, slot: u16, owner: &Server) {
         if let Some(place) = self.place_of(owner.clone())

@@ -105,11 +105,12 @@ impl Topology {
         self.map.borrow().clone()
     }
 
-    /// Until a slot is kept by another than this server.
-    pub(super) async fn leaves(&self, slot: u16, server: &Server) {
+    /// Until all these slots are kept by others than this server.
+    pub(super) async fn leave(&self, slots: &[u16], server: &Server) {
         let mut map = self.map.subscribe();
+        let left = |map: &Slots, slot: u16| map.owner(slot).is_some_and(|owner| owner != server);
         // The sender is ours, so it cannot be gone.
-        map.wait_for(|slots| slots.owner(slot).is_some_and(|owner| owner != server)).await.ok();
+        map.wait_for(|map| slots.iter().all(|slot| left(map, *slot))).await.ok();
     }
 
     /// Its old primary says that a slot is elsewhere; it knows best.
@@ -337,7 +338,7 @@ mod tests {
         let slots = Slots::read(Value::Array(vec![Value::Array(answer)]), &h(9)).unwrap();
         topology.map.send_replace(Arc::new(slots));
         let old = h(1);
-        let mut left = std::pin::pin!(topology.leaves(3, &old));
+        let mut left = std::pin::pin!(topology.leave(&[3], &old));
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(left.as_mut().poll(&mut cx).is_pending());
         topology.moved(4, &h(2));
