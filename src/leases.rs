@@ -26,9 +26,10 @@ pub struct Leases {
 
 impl Leases {
     /// Connects to a Redis server, with the default settings: `redis://[user:password@]host:port/database`, or to the primary
-    /// that sentinels name: `redis-sentinel://[user:password@]host:port?node=host:port&sentinelServiceName=name`; `rediss://`
-    /// and `rediss-sentinel://` with one of the TLS features. The watchdog gets a thread and a connection of its own, so a runtime that is blocked
-    /// by user code doesn't cost a lease.
+    /// that sentinels name: `redis-sentinel://[user:password@]host:port?node=host:port&sentinelServiceName=name`, or to a
+    /// Redis Cluster: `redis-cluster://[user:password@]host:port?node=host:port`; with `rediss` in front when one of the TLS
+    /// features is on. The watchdog gets a thread and connections of its own, so a runtime that is blocked by user code
+    /// doesn't cost a lease.
     ///
     /// ```no_run
     /// # async fn doc() -> leasehold::Result<()> {
@@ -291,8 +292,8 @@ impl LeasesBuilder {
     /// replicas are missing, each list of claims or renewals holds up its connection for `within`. Validity still counts from
     /// before the first send. It makes no lease safe against a failover; `docs/topologies.md` says what it is worth.
     ///
-    /// For [`connect`](LeasesBuilder::connect) and [`connect_with`](LeasesBuilder::connect_with); a quorum and a store of
-    /// your own refuse it.
+    /// For [`connect`](LeasesBuilder::connect) and [`connect_with`](LeasesBuilder::connect_with); a cluster, a quorum and a
+    /// store of your own refuse it.
     ///
     /// ```no_run
     /// # async fn doc() -> leasehold::Result<()> {
@@ -338,7 +339,7 @@ impl LeasesBuilder {
     }
 
     /// Leases on a Redis server, connected to as a configuration of the client library says: for what a URL can't, such as
-    /// a private certificate authority, or a client's certificate. Where to connect (one server, or sentinels),
+    /// a private certificate authority, or a client's certificate. Where to connect (one server, sentinels, or a cluster),
     /// credentials, database and TLS are taken from it.
     ///
     /// ```no_run
@@ -368,7 +369,7 @@ impl LeasesBuilder {
         let identity = self.identity()?;
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
         let host = Host::own().map_err(unable)?;
-        let address = address.with_replicas(self.settings.replicas);
+        let address = address.with_replicas(self.settings.replicas)?;
         let settings = redis::Settings { patience: plan.attempt * 2 };
         // Boxed, here and below: futures within futures grow so deep that a caller's crate would need a higher `recursion_limit`.
         let store = host.run(Box::pin(RedisStore::open(address, settings))).await.map_err(unable)??;

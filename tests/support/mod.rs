@@ -4,6 +4,7 @@
 pub mod aloud;
 #[cfg(unix)]
 pub mod child;
+pub mod cluster;
 pub mod fake;
 pub mod faults;
 pub mod log;

@@ -42,11 +42,27 @@ impl Server {
         Self::within(dir, &[])
     }
 
+    /// A member of a cluster to be, with a free port for its bus too.
+    pub fn member(settings: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("leasehold-").tempdir().unwrap();
+        Self::drawing(dir, || {
+            let bus = free_port().to_string();
+            [&["--cluster-enabled", "yes", "--cluster-port", &bus], settings]
+                .concat()
+                .into_iter()
+                .map(str::to_owned)
+                .collect()
+        })
+    }
+
     fn within(dir: TempDir, settings: &[&str]) -> Self {
-        let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
+        Self::drawing(dir, || settings.iter().map(|s| (*s).to_owned()).collect())
+    }
+
+    fn drawing(dir: TempDir, draw: impl Fn() -> Vec<String>) -> Self {
         // The port is free when it is drawn; if somebody else has it by the time the server binds it, draw again.
         for _ in 0..20 {
-            let port = free_port();
+            let (port, settings) = (free_port(), draw());
             let mut child = spawn(port, &settings, &dir);
             if answers(&mut child, port) {
                 return Server { child, port, settings, dir, side: RefCell::default() };
@@ -69,6 +85,12 @@ impl Server {
     /// Its port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The value of one of its settings.
+    pub fn setting(&self, name: &str) -> &str {
+        let at = self.settings.iter().position(|setting| setting == name).unwrap();
+        &self.settings[at + 1]
     }
 
     /// Its process.

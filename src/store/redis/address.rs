@@ -1,7 +1,8 @@
 //! Where the server is, and as whom to speak to it.
 use super::{
-    sentinels::{Moves, Sentinels},
-    server_info::Doubt,
+    cluster::{Departure, Topology},
+    sentinels::{self, Sentinels},
+    server_info::{Doubt, ServerInfo},
 };
 use crate::{
     error::{Invalid, StoreError},
@@ -18,7 +19,8 @@ use std::{
 
 pub(super) const TLS: bool = cfg!(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"));
 
-/// One server that stays where it is, or the primary that the sentinels name. And how many replicas have to follow it.
+/// One server that stays where it is, the primary that the sentinels name, or a cluster. And how many replicas have to
+/// follow a server.
 #[derive(Clone)]
 pub(crate) struct Address(Arc<Inner>, Option<Replicas>);
 
@@ -27,39 +29,61 @@ struct Inner {
     /// Credentials, database and TLS; not where.
     login: Config,
     /// What was said of which server, so that it is said once.
-    told: Mutex<HashSet<(Server, Doubt)>>,
+    told: Arc<Mutex<HashSet<(Server, Doubt)>>>,
 }
 
 enum Place {
     Fixed(Server),
     Sentinels(Sentinels),
+    /// Any node of it.
+    Cluster(Arc<Topology>),
+    /// A primary of a cluster.
+    Member(Server),
 }
 
 /// One server, as a connection to it is to be opened.
 pub(super) struct Target {
     pub(super) server: Server,
     pub(super) login: Config,
-    /// When to leave it, if the sentinels named it.
+    /// When to leave it, if others named it.
     pub(super) moves: Option<Moves>,
+}
+
+/// Tells a connection when its server is to be left.
+pub(super) enum Moves {
+    Sentinels(sentinels::Moves),
+    Cluster(Departure),
+}
+
+impl Moves {
+    /// Until it is to be left, and why.
+    pub(super) async fn away(&mut self) -> StoreError {
+        match self {
+            Moves::Sentinels(moves) => moves.away().await,
+            Moves::Cluster(departure) => departure.away().await,
+        }
+    }
 }
 
 impl Address {
     /// # Errors
-    /// [`Invalid`] when it is no URL of one Redis server or of sentinels, or asks for what this build cannot do.
+    /// [`Invalid`] when it is no URL of one Redis server, of sentinels or of a cluster, or asks for what this build cannot do.
     pub(crate) fn parse(url: &str) -> Result<Self, Invalid> {
         let invalid = |rule| Err(Invalid::new("url", rule));
         // A URL may hold a password, so no rule quotes it.
         let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
         let config = match scheme.as_deref() {
-            Some("rediss" | "rediss-sentinel") if !TLS => {
+            Some("rediss" | "rediss-sentinel" | "rediss-cluster") if !TLS => {
                 return invalid(
-                    "`rediss://` and `rediss-sentinel://` need TLS: turn on leasehold's feature `tls-rustls`, or `tls-native`",
+                    "`rediss://`, `rediss-sentinel://` and `rediss-cluster://` need TLS: turn on leasehold's feature \
+                     `tls-rustls`, or `tls-native`",
                 );
             }
             Some("redis" | "rediss") => {
                 if parameters(url).next().is_some() {
                     return invalid(
-                        "`redis://` takes no parameters; a database is its path, and `redis-sentinel://` has some",
+                        "`redis://` takes no parameters; a database is its path, and `redis-sentinel://` and `redis-cluster://` have \
+                         some",
                     );
                 }
                 Config::from_url_centralized(url)
@@ -69,12 +93,17 @@ impl Address {
                 Config::from_url_sentinel(url)
             }
             Some("redis-cluster" | "rediss-cluster") => {
-                return invalid("Redis Cluster is not supported yet; `redis://` names one server");
+                check_cluster(url)?;
+                Config::from_url_clustered(url)
             }
             Some("unix" | "redis+unix" | "redis-unix") => {
                 return invalid("unix sockets are not supported yet; use `redis://` with a host");
             }
-            _ => return invalid("starts with `redis://`, `rediss://`, `redis-sentinel://` or `rediss-sentinel://`"),
+            _ => {
+                return invalid(
+                    "starts with `redis://`, `redis-sentinel://` or `redis-cluster://`, or with `rediss` for TLS",
+                );
+            }
         };
         match config {
             Ok(config) => Self::of(config),
@@ -82,15 +111,18 @@ impl Address {
             Err(error) if *error.kind() == fred::error::ErrorKind::Tls => invalid(
                 "`rediss://` trusts the system's certificate authorities, and they could not be loaded; see `connect_with`",
             ),
-            Err(_) if scheme.is_some_and(|s| s.ends_with("sentinel")) => invalid(
+            Err(_) if scheme.as_deref().is_some_and(|s| s.ends_with("sentinel")) => invalid(
                 "has the form `redis-sentinel://user:password@host:port/database?node=host:port&sentinelServiceName=name`",
             ),
+            Err(_) if scheme.is_some_and(|s| s.ends_with("cluster")) => {
+                invalid("has the form `redis-cluster://user:password@host:port?node=host:port&node=host:port`")
+            }
             Err(_) => invalid("has the form `redis://user:password@host:port/database`, all but the host optional"),
         }
     }
 
     /// # Errors
-    /// [`Invalid`] when the configuration is of neither one server nor sentinels.
+    /// [`Invalid`] when the configuration is of neither one server, nor sentinels, nor a cluster.
     pub(crate) fn of(config: Config) -> Result<Self, Invalid> {
         let place = match &config.server {
             ServerConfig::Centralized { server } => Place::Fixed(server.clone()),
@@ -99,23 +131,54 @@ impl Address {
                     Config { username: username.clone(), password: password.clone(), database: None, ..config.clone() };
                 Place::Sentinels(Sentinels::new(hosts, service_name, login)?)
             }
+            ServerConfig::Clustered { hosts, .. } => Place::Cluster(Arc::new(Topology::new(hosts, config.clone())?)),
+            #[allow(unreachable_patterns, reason = "with another feature of fred's there are more")]
             _ => {
                 return Err(Invalid::new(
                     "config",
-                    "names one server (`ServerConfig::Centralized`) or sentinels (`ServerConfig::Sentinel`)",
+                    "names one server (`ServerConfig::Centralized`), sentinels (`ServerConfig::Sentinel`) or a cluster \
+                     (`ServerConfig::Clustered`)",
                 ));
             }
         };
-        Ok(Address(Arc::new(Inner { place, login: config, told: Mutex::default() }), None))
+        Ok(Address(Arc::new(Inner { place, login: config, told: Arc::default() }), None))
     }
 
     /// So many of its replicas have to have each lease.
-    pub(crate) fn with_replicas(self, replicas: Option<Replicas>) -> Self {
-        Address(self.0, replicas)
+    ///
+    /// # Errors
+    /// [`Invalid`] for a cluster: its lists go by slot, and each of them would have to wait for the replicas in turn.
+    pub(crate) fn with_replicas(self, replicas: Option<Replicas>) -> Result<Self, Invalid> {
+        if replicas.is_some() && self.has_slots() {
+            return Err(Invalid::new("replicas", "for one server, or the primary of sentinels; not for a cluster yet"));
+        }
+        Ok(Address(self.0, replicas))
     }
 
     pub(super) fn replicas(&self) -> Option<Replicas> {
         self.1
+    }
+
+    /// The cluster, if it is one.
+    pub(super) fn cluster(&self) -> Option<&Arc<Topology>> {
+        match &self.0.place {
+            Place::Cluster(topology) => Some(topology),
+            _ => None,
+        }
+    }
+
+    /// A member of this cluster.
+    pub(super) fn member(&self, server: &Server) -> Address {
+        let Inner { login, told, .. } = &*self.0;
+        Address(
+            Arc::new(Inner { place: Place::Member(server.clone()), login: login.clone(), told: told.clone() }),
+            self.1,
+        )
+    }
+
+    /// Whether what is sent there has to be told apart by slot.
+    pub(super) fn has_slots(&self) -> bool {
+        matches!(self.0.place, Place::Cluster(_) | Place::Member(_))
     }
 
     /// Whether it is one server for good.
@@ -130,16 +193,17 @@ impl Address {
         F: Future<Output = Result<T, StoreError>>,
     {
         let sentinels = match &self.0.place {
-            Place::Fixed(server) => {
+            Place::Fixed(server) | Place::Member(server) => {
                 return open(Target { server: server.clone(), login: self.0.login.clone(), moves: None }).await;
             }
+            Place::Cluster(topology) => return Box::pin(self.reach_any(topology, open)).await,
             Place::Sentinels(sentinels) => sentinels,
         };
         let mut named = sentinels.primary().await?;
         loop {
             let server = named.remove(0);
             let login = self.0.login.clone();
-            let moves = Some(sentinels.moves_from(&server));
+            let moves = Some(Moves::Sentinels(sentinels.moves_from(&server)));
             let opened = tokio::select! {
                 opened = open(Target { server: server.clone(), login, moves }) => opened,
                 other = sentinels.another_than(&server) => {
@@ -155,12 +219,42 @@ impl Address {
         }
     }
 
-    /// Asks the sentinels now and then, if it is they who know, and lets the connections know when the primary is
-    /// another. Never ends.
+    /// Opens something at the first node that lets us.
+    async fn reach_any<T, F>(&self, topology: &Topology, open: impl Fn(Target) -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let mut trouble = StoreError::unavailable("no node of the cluster is known");
+        for server in topology.listeners() {
+            let moves = Some(Moves::Cluster(topology.departure(&server)));
+            match open(Target { server, login: self.0.login.clone(), moves }).await {
+                Err(why) if why.may_pass() => trouble = why,
+                opened => return opened,
+            }
+        }
+        Err(trouble)
+    }
+
+    /// Asks the sentinels or the cluster now and then, if it is they who know, and lets the connections know when a
+    /// primary is another. Never ends.
     pub(super) async fn follow(&self) {
         match &self.0.place {
-            Place::Fixed(_) => std::future::pending().await,
+            Place::Fixed(_) | Place::Member(_) => std::future::pending().await,
             Place::Sentinels(sentinels) => sentinels.follow().await,
+            Place::Cluster(topology) => topology.follow().await,
+        }
+    }
+
+    /// Whether a server is what it was named as.
+    pub(super) fn suits(&self, server: &Server, info: &ServerInfo) -> Result<(), StoreError> {
+        let another = |what: &str| Err(StoreError::unavailable(format!("{what} {server} is a replica; failing over?")));
+        match &self.0.place {
+            Place::Fixed(_) | Place::Sentinels(_) if info.in_cluster => Err(StoreError::refused(
+                "the server is a member of a cluster and has only some of the keys; name the cluster: `redis-cluster://`",
+            )),
+            Place::Sentinels(_) if info.replica => another("the sentinels name it as the primary, and"),
+            Place::Member(_) if info.replica => another("the cluster named it as a primary, and"),
+            _ => Ok(()),
         }
     }
 
@@ -168,8 +262,8 @@ impl Address {
     pub(super) async fn pause(&self, pause: Duration) {
         let word = async {
             match &self.0.place {
-                Place::Fixed(_) => std::future::pending().await,
                 Place::Sentinels(sentinels) => sentinels.word().await,
+                _ => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -193,8 +287,9 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.place {
-            Place::Fixed(server) => write!(f, "{server}"),
+            Place::Fixed(server) | Place::Member(server) => write!(f, "{server}"),
             Place::Sentinels(sentinels) => write!(f, "{sentinels}"),
+            Place::Cluster(topology) => write!(f, "{topology}"),
         }
     }
 }
@@ -224,6 +319,19 @@ fn check_sentinel_parameters(url: &str) -> Result<(), Invalid> {
     }
     if seen.contains("sentinelUsername") && !seen.contains("sentinelPassword") {
         return Err(Invalid::new("url", "`sentinelUsername` comes with `sentinelPassword`"));
+    }
+    Ok(())
+}
+
+/// fred would take any path and parameter, and not say that it ignores them.
+fn check_cluster(url: &str) -> Result<(), Invalid> {
+    if parameters(url).any(|name| name != "node") {
+        return Err(Invalid::new("url", "of the parameters `node`, and no other"));
+    }
+    let place = url.split_once("://").map_or(url, |(_, rest)| rest).split(['?', '#']).next().unwrap_or_default();
+    let path = place.rsplit('@').next().and_then(|host| host.split_once('/')).map_or("", |(_, path)| path);
+    if !path.is_empty() && path != "0" {
+        return Err(Invalid::new("url", "no database: a cluster has none but 0"));
     }
     Ok(())
 }
@@ -263,6 +371,15 @@ mod tests {
     }
 
     #[test]
+    fn replicas_are_counted_behind_one_server_and_not_in_a_cluster() {
+        let replicas = Some(Replicas { wanted: 1, within: Duration::from_millis(5) });
+        assert_eq!(Address::parse("redis://h").unwrap().with_replicas(replicas).unwrap().replicas(), replicas);
+        let cluster = || Address::parse("redis-cluster://h").unwrap();
+        assert_eq!(cluster().with_replicas(replicas).err().map(|error| error.setting), Some("replicas"));
+        assert!(cluster().with_replicas(None).is_ok());
+    }
+
+    #[test]
     fn any_other_url_is_refused_with_the_rule_it_breaks() {
         for url in ["", "h:6379", "http://h", "redis:/h", "redis//h"] {
             assert!(rule(url).contains("starts with"), "{url}: {}", rule(url));
@@ -271,7 +388,6 @@ mod tests {
             assert!(rule(url).contains("form"), "{url}: {}", rule(url));
         }
         assert!(rule("redis://h?node=b:1").contains("no parameters"));
-        assert!(rule("redis-cluster://h:1").contains("Cluster"));
         assert!(rule("redis+unix:///run/redis.sock").contains("unix"));
     }
 
@@ -293,10 +409,53 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_url_of_a_cluster_is_taken_with_any_number_of_nodes() {
+        let address = Address::parse("redis-cluster://u:p%2F@a?node=b:2&node=c:3&node=b:2").unwrap();
+        assert_eq!(address.to_string(), "the cluster of b:2, c:3, a:6379");
+        let login = &address.0.login;
+        assert_eq!((login.username.as_deref(), login.password.as_deref()), (Some("u"), Some("p/")));
+        for url in ["redis-cluster://h", "redis-cluster://h/", "redis-cluster://[::1]:2/0", "REDIS-CLUSTER://:p@h"] {
+            assert!(Address::parse(url).is_ok(), "{url}");
+        }
+        let member = address.member(&Server::new("d", 4));
+        assert_eq!((member.to_string(), member.0.login.username.as_deref()), ("d:4".into(), Some("u")));
+        assert!(!member.stays() && member.has_slots() && address.has_slots());
+    }
+
+    #[test]
+    fn a_url_of_a_cluster_with_anything_else_is_refused_with_the_rule_it_breaks() {
+        for (rest, word) in [
+            ("h?nodes=b:1", "no other"),
+            ("h?node=b:1&sentinelServiceName=m", "no other"),
+            ("h?Node=b:1", "no other"),
+            ("h/3", "no database"),
+            ("u:p@h/1?node=b:1", "no database"),
+            ("h?node=b", "form"),
+            ("h?node=b:x", "form"),
+            (":1", "form"),
+            ("h:x", "form"),
+        ] {
+            let rule = rule(&format!("redis-cluster://{rest}"));
+            assert!(rule.contains(word), "{rest}: {rule}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_of_a_cluster_names_nodes_and_no_database() {
+        let of = |hosts: Vec<(&str, u16)>, database| {
+            Address::of(Config { server: ServerConfig::new_clustered(hosts), database, ..Config::default() })
+        };
+        assert_eq!(of(vec![("a", 1), ("b", 2)], Some(0)).unwrap().to_string(), "the cluster of a:1, b:2");
+        assert!(of(vec![], None).is_err_and(|invalid| invalid.rule.contains("at least one node")));
+        assert!(of(vec![("a", 1)], Some(3)).is_err_and(|invalid| invalid.rule.contains("no database")));
+    }
+
     #[cfg(not(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native")))]
     #[test]
     fn tls_without_its_feature_is_refused_with_the_feature_to_turn_on() {
         assert!(rule("rediss://h").contains("tls-rustls"));
         assert!(rule("rediss-sentinel://h?sentinelServiceName=m").contains("tls-rustls"));
+        assert!(rule("rediss-cluster://h").contains("tls-rustls"));
     }
 }

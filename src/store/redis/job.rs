@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_renewal_gives_way_to_the_next_attempt_at_it_and_to_nothing_else() {
         let (_, renewal, release) = ops();
-        let again = Op { verb: renewal.verb, keys: renewal.keys.clone(), args: vec![Arg::Text(owner_of(&renewal))] };
+        let again = Op { args: vec![Arg::Text(owner_of(&renewal))], ..renewal.clone() };
         let (of_another, (first, mut told)) = (ops().1, Job::new(renewal, ASKED));
         let (others, mut waits) = Job::new(of_another, ASKED);
         let mut queue = VecDeque::from([first, others, forsaken(release)]);

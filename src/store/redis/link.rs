@@ -5,6 +5,7 @@
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
     address::Address,
+    cluster::by_slot,
     job::{Job, drop_what_is_asked_again, refuse},
     protocol::{Answer, LONGEST, Op, Verb},
     server_time::ServerTime,
@@ -215,8 +216,9 @@ impl Carrier {
             }
         }
         let most = if wire.counts_replicas() { TOGETHER } else { LONGEST };
+        let lists = if self.address.has_slots() { UNDER_WAY * LONGEST } else { UNDER_WAY };
         // What would stand behind a list that waits shares the next.
-        while self.under_way.len() < UNDER_WAY && !self.under_way.iter().any(|list| list.waits) {
+        while self.under_way.len() < lists && !self.under_way.iter().any(|list| list.waits) {
             while self.queue.len() < most
                 && let Ok(asked) = self.jobs.try_recv()
             {
@@ -234,7 +236,13 @@ impl Carrier {
                 return;
             }
             let jobs = self.queue.drain(..length).collect();
-            self.send_list(wire, Page::ByHash, jobs);
+            if self.address.has_slots() {
+                for jobs in by_slot(jobs) {
+                    self.send_list(wire, Page::ByHash, jobs);
+                }
+            } else {
+                self.send_list(wire, Page::ByHash, jobs);
+            }
         }
     }
 

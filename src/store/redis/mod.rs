@@ -1,5 +1,6 @@
 //! Leases in Redis.
 mod address;
+mod cluster;
 mod inbox;
 mod job;
 mod link;
@@ -14,6 +15,7 @@ mod wire;
 
 pub(crate) use self::{address::Address, quorum::addresses};
 use self::{
+    cluster::{Cluster, Way},
     link::Link,
     protocol::{Answer, Op},
 };
@@ -42,24 +44,22 @@ compile_error!(
 /// [`LeasesBuilder::connect_with`](crate::LeasesBuilder::connect_with). A major version of it is one of leasehold's.
 pub use fred;
 
-/// Leases on one Redis server (6.0 or later, or what speaks like it), or on the primary that sentinels name.
+/// Leases on one Redis server (6.0 or later, or what speaks like it), on the primary that sentinels name, or in a Redis
+/// Cluster.
 ///
 /// A lease is a plain string key, so it excludes other programs that take the same key with `SET key token NX PX ms`,
 /// and is excluded by them. Everything is done by one script whose operations each check, act and mark in one step.
 ///
 /// It keeps three connections, one of them for renewals alone and one to hear what the server has to say, and connects
-/// again by itself when one is lost. They live
-/// on the runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while
-/// there is no connection, so bound them.
+/// again by itself when one is lost. In a cluster each primary whose keys are used has the first two. They live on the
+/// runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while there is no
+/// connection, so bound them.
 ///
 /// [`write`](Store::write) and [`read`](Store::read) keep values that outlive every lease: neither a value nor the mark
 /// beside it (the largest fence that wrote it) has a TTL. Delete both when the value is no longer needed.
 pub struct RedisStore {
     address: Address,
-    /// Claims, releases and the rest: one link, for a release must not overtake its claim.
-    main: Link,
-    /// Renewals never stand behind a herd of claims.
-    renewals: Link,
+    routes: Routes,
     clock: Clock,
     settings: Settings,
     /// Where the connections live.
@@ -69,6 +69,47 @@ pub struct RedisStore {
     /// It was said that the server publishes nothing.
     mute: AtomicBool,
     _open: DropGuard,
+}
+
+/// The links on which operations travel.
+enum Routes {
+    Server {
+        /// Claims, releases and the rest: one link, for a release must not overtake its claim.
+        main: Link,
+        /// Renewals never stand behind a herd of claims.
+        renewals: Link,
+    },
+    /// The same two for each primary.
+    Cluster(Cluster),
+}
+
+// What a cluster does is boxed: futures within futures grow so deep that a caller's crate would need a higher
+// `recursion_limit`.
+impl Routes {
+    async fn open(address: &Address, settings: Settings) -> Result<Routes, StoreError> {
+        if let Some(topology) = address.cluster() {
+            let cluster = Cluster::open(address.clone(), topology.clone(), settings.patience);
+            return Ok(Routes::Cluster(Box::pin(cluster).await?));
+        }
+        let open = || Link::open(address.clone(), settings.patience);
+        let (main, renewals) = tokio::try_join!(open(), open())?;
+        Ok(Routes::Server { main, renewals })
+    }
+
+    async fn ask(&self, op: Op) -> Result<Answer, StoreError> {
+        match self {
+            Routes::Server { main, .. } => main.ask(op).await,
+            Routes::Cluster(cluster) => Box::pin(cluster.ask(op)).await,
+        }
+    }
+
+    async fn ask_all(&self, way: Way, ops: impl IntoIterator<Item = Op>) -> Vec<Result<Answer, StoreError>> {
+        match (self, way) {
+            (Routes::Server { main, .. }, Way::Main) => main.ask_all(ops).await,
+            (Routes::Server { renewals, .. }, Way::Renewals) => renewals.ask_all(ops).await,
+            (Routes::Cluster(cluster), way) => Box::pin(cluster.ask_all(way, ops.into_iter().collect())).await,
+        }
+    }
 }
 
 /// How a store treats its connections.
@@ -89,26 +130,28 @@ impl RedisStore {
     /// Connects to `redis://user:password@host:port/database` (all but the host optional), or to the primary that
     /// sentinels name: `redis-sentinel://user:password@host:port/database?node=host:port&sentinelServiceName=name`, where
     /// each host is a sentinel and user and password are the primary's. Sentinels that ask for credentials get
-    /// `sentinelUsername` and `sentinelPassword`. With one of the TLS features, also `rediss://` and `rediss-sentinel://`.
+    /// `sentinelUsername` and `sentinelPassword`. A cluster is `redis-cluster://user:password@host:port?node=host:port`, where
+    /// each host is a node to begin with. With one of the TLS features, also `rediss://`, `rediss-sentinel://` and
+    /// `rediss-cluster://`.
     ///
-    /// A few round trips, bounded at two seconds for a server, and one for the sentinels.
+    /// A few round trips, bounded at two seconds for a server, and one for the sentinels or for three of the nodes.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the URL is not of that form; [`Error::Store`] when nobody answers there
     /// ([`Unavailable`](StoreError::Unavailable)), or the server does not let us in or lets us run no scripts
     /// ([`Refused`](StoreError::Refused)).
     pub async fn connect(url: &str) -> Result<RedisStore, Error> {
-        Self::open(Address::parse(url)?, Settings::default()).await
+        Box::pin(Self::open(Address::parse(url)?, Settings::default())).await
     }
 
     /// Connects as a configuration of `fred`'s says: for a private certificate authority, or a client's certificate. Where
-    /// to connect (one server, or sentinels), the credentials, the database and TLS are taken from it; how connections
+    /// to connect (one server, sentinels, or a cluster), the credentials, the database and TLS are taken from it; how connections
     /// are kept is leasehold's to choose.
     ///
     /// # Errors
     /// Those of [`connect`](RedisStore::connect); [`Error::Invalid`] for a configuration of anything else.
     pub async fn connect_with(config: Config) -> Result<RedisStore, Error> {
-        Self::open(Address::of(config)?, Settings::default()).await
+        Box::pin(Self::open(Address::of(config)?, Settings::default())).await
     }
 
     /// The same store, for which a lease counts only when at least `wanted` replicas of its server have it (`WAIT`), for
@@ -122,7 +165,7 @@ impl RedisStore {
     /// Connects anew, as [`connect`](RedisStore::connect) does.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no replica, or another time; else those of [`connect`](RedisStore::connect). A server that
+    /// [`Error::Invalid`] for no replica, another time, or a cluster; else those of [`connect`](RedisStore::connect). A server that
     /// knows no `WAIT`, or does not let us use it, refuses; a replica is [`Unavailable`](StoreError::Unavailable).
     pub async fn replicas(self, wanted: u32, within: Duration) -> Result<RedisStore, Error> {
         let replicas = Replicas { wanted, within };
@@ -130,17 +173,16 @@ impl RedisStore {
         if replicas.slack() > self.settings.patience {
             return Err(Invalid::new("replicas", "`within` is at most 1 s").into());
         }
-        Self::open(self.address.clone().with_replicas(Some(replicas)), self.settings).await
+        Self::open(self.address.clone().with_replicas(Some(replicas))?, self.settings).await
     }
 
     pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {
-        let open = || Link::open(address.clone(), settings.patience);
-        let links = tokio::try_join!(open(), open());
-        let links = links.map_err(|source| Error::Store { attempted: "connect", key: None, source })?;
-        Ok(Self::over(address, settings, links))
+        let routes = Routes::open(&address, settings).await;
+        let routes = routes.map_err(|source| Error::Store { attempted: "connect", key: None, source })?;
+        Ok(Self::over(address, settings, routes))
     }
 
-    fn over(address: Address, settings: Settings, (main, renewals): (Link, Link)) -> RedisStore {
+    fn over(address: Address, settings: Settings, routes: Routes) -> RedisStore {
         let (clock, closed) = (Clock::system(), CancellationToken::new());
         let (runtime, open) = (Handle::current(), closed.clone().drop_guard());
         runtime.spawn({
@@ -148,7 +190,7 @@ impl RedisStore {
             async move { closed.run_until_cancelled(address.follow()).await }
         });
         let mute = AtomicBool::new(false);
-        RedisStore { address, main, renewals, clock, settings, runtime, closed, mute, _open: open }
+        RedisStore { address, routes, clock, settings, runtime, closed, mute, _open: open }
     }
 
     fn freed(&self, answer: &Answer) -> Result<Freed, StoreError> {
@@ -164,36 +206,44 @@ impl RedisStore {
 
 impl Store for RedisStore {
     async fn claim(&self, claim: &Claim) -> Result<Claimed, StoreError> {
-        self.main.ask(Op::claim(claim, self.clock.now())).await?.claimed(self.address.replicas())
+        self.routes.ask(Op::claim(claim, self.clock.now())).await?.claimed(self.address.replicas())
     }
 
     async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        self.renewals.ask(Op::renew(renewal)).await?.renewed(self.address.replicas())
+        let mut answers = self.routes.ask_all(Way::Renewals, [Op::renew(renewal)]).await;
+        answers.pop().ok_or_else(|| StoreError::unavailable("there was no answer"))??.renewed(self.address.replicas())
     }
 
     async fn renew_all(&self, list: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
-        let answers = self.renewals.ask_all(list.iter().map(Op::renew)).await;
+        let answers = self.routes.ask_all(Way::Renewals, list.iter().map(Op::renew)).await;
         answers.into_iter().map(|answer| answer?.renewed(self.address.replicas())).collect()
     }
 
     async fn release(&self, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {
-        self.freed(&self.main.ask(Op::release(key, owner)).await?)
+        self.freed(&self.routes.ask(Op::release(key, owner)).await?)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<Holding>, StoreError> {
-        self.main.ask(Op::inspect(key)).await?.holding()
+        self.routes.ask(Op::inspect(key)).await?.holding()
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
-        Ok(self.freed(&self.main.ask(Op::force(key)).await?)? == Freed::Released)
+        Ok(self.freed(&self.routes.ask(Op::force(key)).await?)? == Freed::Released)
     }
 
     async fn write(&self, write: &FencedWrite) -> Result<Wrote, StoreError> {
-        self.main.ask(Op::write(write)).await?.wrote()
+        self.routes.ask(Op::write(write)).await?.wrote()
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        self.main.ask(Op::read(key)).await?.value()
+        self.routes.ask(Op::read(key)).await?.value()
+    }
+
+    fn lane(&self, key: &Key) -> u32 {
+        match &self.routes {
+            Routes::Server { .. } => 0,
+            Routes::Cluster(cluster) => cluster.lane(key),
+        }
     }
 
     /// Subscribes, on a connection of its own.

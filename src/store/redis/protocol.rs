@@ -20,11 +20,30 @@ pub(super) const PAGE: &str = include_str!("protocol.lua");
 pub(super) const LONGEST: usize = 256;
 
 /// One operation of the page, ready to be sent.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Op {
     pub(super) verb: Verb,
     pub(super) keys: Vec<String>,
     pub(super) args: Vec<Arg>,
+    pub(super) sending: Sending,
+}
+
+/// How an operation is sent to a member of a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// In one list with others of its slot.
+    #[default]
+    Listed,
+    /// In a list of its own: its slot is being moved, and another's keys may be elsewhere.
+    Alone,
+    /// In a list of its own, to the server to which its slot is being moved.
+    Asking {
+        /// All keys are declared, so that the server looks whether it has them. Else only the first is: none is anywhere
+        /// else.
+        all_keys: bool,
+    },
+    /// In a list of its own, to either server: as much of it as can be done with the first key.
+    Bare { asking: bool },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +73,16 @@ impl Verb {
             Verb::Hold => "hold",
         }
     }
+
+    /// Whether it may be sent again while the first may be carried out yet: not what takes a lease that was released
+    /// meanwhile, and not what ends one that began meanwhile.
+    pub(super) fn may_be_sent_again(self) -> bool {
+        !matches!(self, Verb::Claim | Verb::Propose | Verb::Hold | Verb::Force)
+    }
 }
 
 /// An argument of an operation.
+#[derive(Clone)]
 pub(super) enum Arg {
     Text(String),
     Bytes(Vec<u8>),
@@ -78,6 +104,15 @@ impl fmt::Debug for Arg {
 }
 
 impl Op {
+    fn new(verb: Verb, keys: Vec<String>, args: Vec<Arg>) -> Self {
+        Op { verb, keys, args, sending: Sending::Listed }
+    }
+
+    /// Where its keys are in a cluster: all of them are in one slot.
+    pub(super) fn slot(&self) -> u16 {
+        self.keys.first().map_or(0, |key| fred::util::redis_keyslot(key.as_bytes()))
+    }
+
     /// `asked` is when the claim was given to the store: its `not_after` counts from there.
     pub(super) fn claim(claim: &Claim, asked: Moment) -> Self {
         let ticket = claim.ticket.map_or_else(String::new, |t| t.0.to_string());
@@ -89,13 +124,13 @@ impl Op {
             Arg::Text(ticket),
             Arg::Until(asked.after(claim.not_after)),
         ];
-        Op { verb: Verb::Claim, keys: of_lease(&claim.key), args }
+        Op::new(Verb::Claim, of_lease(&claim.key), args)
     }
 
     pub(super) fn renew(renewal: &Renewal) -> Self {
         let args =
             vec![Arg::Text(renewal.owner.secret()), Arg::Number(renewal.fence), Arg::Number(millis(renewal.ttl))];
-        Op { verb: Verb::Renew, keys: vec![renewal.key.to_string()], args }
+        Op::new(Verb::Renew, vec![renewal.key.to_string()], args)
     }
 
     /// What it costs the server, counted in renewals.
@@ -114,26 +149,47 @@ impl Op {
         }
     }
 
+    /// What can be done of it with its first key alone, if anything: all but to take a key, to stand in line, to hand over and
+    /// to keep a value.
+    pub(super) fn bare(&self, asking: bool) -> Option<Op> {
+        let mut op = Op { sending: Sending::Bare { asking }, ..self.clone() };
+        match self.verb {
+            // It would take a key that is free; one that the server has is not.
+            Verb::Claim if asking => None,
+            Verb::Claim => {
+                *op.args.get_mut(LINE)? = Arg::Number(0);
+                Some(op)
+            }
+            Verb::Release | Verb::Force | Verb::Inspect | Verb::Read => Some(op),
+            Verb::Renew | Verb::Write | Verb::Propose | Verb::Hold => None,
+        }
+    }
+
+    /// Whether whoever asks it asks again by itself when it fails.
+    pub(super) fn is_asked_again(&self) -> bool {
+        matches!(self.verb, Verb::Claim | Verb::Renew)
+    }
+
     pub(super) fn release(key: &Key, owner: &Owner) -> Self {
-        Op { verb: Verb::Release, keys: of_lease(key), args: vec![Arg::Text(owner.secret())] }
+        Op::new(Verb::Release, of_lease(key), vec![Arg::Text(owner.secret())])
     }
 
     pub(super) fn force(key: &Key) -> Self {
-        Op { verb: Verb::Force, keys: of_lease(key), args: vec![] }
+        Op::new(Verb::Force, of_lease(key), vec![])
     }
 
     pub(super) fn inspect(key: &Key) -> Self {
-        Op { verb: Verb::Inspect, keys: vec![key.to_string(), Companions::of(key).queue()], args: vec![] }
+        Op::new(Verb::Inspect, vec![key.to_string(), Companions::of(key).queue()], vec![])
     }
 
     pub(super) fn write(write: &FencedWrite) -> Self {
         let names = Companions::of(&write.key);
         let keys = vec![write.key.to_string(), names.mark(), names.fence()];
-        Op { verb: Verb::Write, keys, args: vec![Arg::Bytes(write.value.clone()), Arg::Number(write.fence)] }
+        Op::new(Verb::Write, keys, vec![Arg::Bytes(write.value.clone()), Arg::Number(write.fence)])
     }
 
     pub(super) fn read(key: &Key) -> Self {
-        Op { verb: Verb::Read, keys: vec![key.to_string(), Companions::of(key).fence()], args: vec![] }
+        Op::new(Verb::Read, vec![key.to_string(), Companions::of(key).fence()], vec![])
     }
 
     /// `asked` as for a claim.
@@ -145,7 +201,7 @@ impl Op {
             Arg::Number(settled),
             Arg::Until(asked.after(proposal.not_after)),
         ];
-        Op { verb: Verb::Propose, keys: with_fence(&proposal.key), args }
+        Op::new(Verb::Propose, with_fence(&proposal.key), args)
     }
 
     /// `asked` as for a claim.
@@ -157,9 +213,12 @@ impl Op {
             Arg::Number(hold.create.into()),
             Arg::Until(asked.after(hold.not_after)),
         ];
-        Op { verb: Verb::Hold, keys: with_fence(&hold.key), args }
+        Op::new(Verb::Hold, with_fence(&hold.key), args)
     }
 }
+
+/// Which argument of a claim says whether it stands in line.
+const LINE: usize = 3;
 
 fn with_fence(key: &Key) -> Vec<String> {
     vec![key.to_string(), Companions::of(key).fence()]
@@ -435,6 +494,19 @@ mod tests {
         let error = on("held", Some(Err(unblocked()))).claimed(replicas).unwrap_err();
         let source = std::error::Error::source(&error).and_then(std::error::Error::source);
         assert!(error.may_pass() && source.is_some_and(|words| words.to_string().contains("UNBLOCKED")), "{error:?}");
+    }
+
+    #[test]
+    fn with_its_first_key_alone_a_claim_stands_in_no_line_and_takes_nothing() {
+        let (key, ttl) = (Key::from("k"), Duration::from_secs(1));
+        let owner = Owner::draw(&crate::store::Identity::new("me").unwrap()).unwrap();
+        let claim = Op::claim(&Claim { line: true, ..Claim::new(key.clone(), owner.clone(), ttl) }, Moment(0));
+        assert!(matches!(claim.args[LINE], Arg::Number(1)));
+        let bare = claim.bare(false).unwrap();
+        assert!(matches!(bare.args[LINE], Arg::Number(0)) && bare.keys == claim.keys);
+        assert!(claim.bare(true).is_none());
+        assert!(Op::release(&key, &owner).bare(true).is_some());
+        assert!(Op::write(&FencedWrite::new(key, vec![], 1)).bare(false).is_none());
     }
 
     #[test]

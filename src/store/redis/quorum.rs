@@ -1,5 +1,5 @@
 //! Redis servers as the members of a quorum.
-use super::{Address, Answer, Op, RedisStore, Settings, link::Link};
+use super::{Address, Answer, Op, RedisStore, Routes, Settings, Way, link::Link};
 use crate::{
     clock::Clock,
     error::{Error, Invalid, StoreError},
@@ -15,14 +15,14 @@ impl Member for RedisStore {
                 "a member of a quorum asks for no `replicas`: a majority of the members has each lease",
             ));
         }
-        self.main.ask(Op::propose(proposal, self.clock.now())).await?.proposed()
+        self.routes.ask(Op::propose(proposal, self.clock.now())).await?.proposed()
     }
 
     /// What only confirms a proposal follows it on its link; renewals go with renewals.
     async fn hold_all(&self, list: &[Hold]) -> Vec<Result<Kept, StoreError>> {
         let asked = self.clock.now();
-        let link = if list.iter().all(|hold| hold.create) { &self.renewals } else { &self.main };
-        let answers = link.ask_all(list.iter().map(|hold| Op::hold(hold, asked))).await;
+        let way = if list.iter().all(|hold| hold.create) { Way::Renewals } else { Way::Main };
+        let answers = self.routes.ask_all(way, list.iter().map(|hold| Op::hold(hold, asked))).await;
         answers.into_iter().map(|answer| answer.as_ref().map_err(Clone::clone).and_then(Answer::kept)).collect()
     }
 }
@@ -71,7 +71,10 @@ pub(crate) fn addresses(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Resu
         let address = Address::parse(url.as_ref())?;
         if !address.stays() {
             // Its age would be the new primary's, which may never have heard of what the old one gave away.
-            return Err(Invalid::new("quorum", "single servers (`redis://`), not those that sentinels replace"));
+            return Err(Invalid::new(
+                "quorum",
+                "single servers (`redis://`), not those that sentinels or a cluster replace",
+            ));
         }
         if addresses.iter().any(|other| other.to_string().eq_ignore_ascii_case(&address.to_string())) {
             return Err(Invalid::new("quorum", "different servers: one that is named twice would vote twice"));
@@ -85,7 +88,7 @@ pub(crate) fn addresses(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Resu
 async fn open(address: Address, settings: Settings) -> (RedisStore, Option<StoreError>) {
     let open = || Link::open_in_time(address.clone(), settings.patience);
     let ((main, no_main), (renewals, no_renewals)) = tokio::join!(open(), open());
-    (RedisStore::over(address, settings, (main, renewals)), no_main.or(no_renewals))
+    (RedisStore::over(address, settings, Routes::Server { main, renewals }), no_main.or(no_renewals))
 }
 
 #[cfg(test)]

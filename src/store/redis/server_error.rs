@@ -58,7 +58,7 @@ impl ServerError {
             }
             Some("CLUSTERDOWN") => unavailable("the cluster serves no requests now; see CLUSTER INFO"),
             Some("MASTERDOWN") => unavailable("this replica has lost its primary and serves no stale data"),
-            Some("TRYAGAIN") => unavailable("the cluster is moving this key's slot"),
+            Some("TRYAGAIN" | "MOVED" | "ASK") => unavailable("the cluster is moving this key's slot"),
             Some("READONLY") => unavailable(
                 "this server is a replica, and only a primary keeps leases; failing over, or a wrong address?",
             ),
@@ -84,8 +84,7 @@ impl ServerError {
                 refused("the key, or a companion of it, holds something of another type; use another key")
             }
             Some("OOM") => refused("Redis is out of memory; raise maxmemory, or let it evict what is no lease"),
-            Some("CROSSSLOT") => refused("the server is a member of a cluster, and Redis Cluster is not supported yet"),
-            Some("MOVED" | "ASK") => refused("the server is a member of a cluster that keeps this key elsewhere"),
+            Some("CROSSSLOT") => refused("the server is a member of a cluster; name the cluster: redis-cluster://"),
             Some("FENCE") => {
                 refused("a fence would reach 2^53; the counter was set by hand, so delete the `:fence` key")
             }
@@ -121,16 +120,24 @@ mod tests {
 
     #[test]
     fn a_servers_error_is_told_by_its_first_word_and_its_text_is_kept() {
-        for may_pass in
-            ["LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS"]
-        {
+        for may_pass in [
+            "LOADING",
+            "BUSY",
+            "CLUSTERDOWN",
+            "MASTERDOWN",
+            "TRYAGAIN",
+            "MOVED",
+            "ASK",
+            "READONLY",
+            "MISCONF",
+            "NOREPLICAS",
+        ] {
             let text = format!("{may_pass} because");
             let error = ServerError::new(&text).classify();
             assert!(error.may_pass(), "{error}");
             assert_eq!(error.source().unwrap().to_string(), text);
         }
-        for stays in ["NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "OOM", "CROSSSLOT", "MOVED", "FENCE", "ERR", "NEW"]
-        {
+        for stays in ["NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "OOM", "CROSSSLOT", "FENCE", "ERR", "NEW"] {
             let error = ServerError::new(&format!("{stays} because")).classify();
             assert!(!error.may_pass(), "{error}");
         }
@@ -159,9 +166,9 @@ mod tests {
             ("WRONGPASS invalid username-password pair", "no such user"),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", "another type"),
             ("OOM command not allowed when used memory > 'maxmemory'.", "maxmemory"),
-            ("CROSSSLOT Keys in request don't hash to the same slot", "Redis Cluster is not supported"),
-            ("MOVED 3999 127.0.0.1:6381", "keeps this key elsewhere"),
-            ("ASK 3999 127.0.0.1:6381", "keeps this key elsewhere"),
+            ("CROSSSLOT Keys in request don't hash to the same slot", "redis-cluster://"),
+            ("MOVED 3999 127.0.0.1:6381", "moving this key's slot"),
+            ("ASK 3999 127.0.0.1:6381", "moving this key's slot"),
             ("FENCE too large", "2^53"),
             ("LEASE the key is that of a lease", "under another key"),
             ("MARK not a fence", "`:mark` key"),

@@ -7,7 +7,7 @@ const OLDEST: (u32, u32) = (6, 0);
 /// What `INFO` says. What it doesn't say is taken for what it should be.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ServerInfo {
-    version: Option<(u32, u32)>,
+    pub(super) version: Option<(u32, u32)>,
     pub(super) replica: bool,
     pub(super) in_cluster: bool,
     /// The eviction policy, if it is one that evicts.

@@ -1,8 +1,8 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
-    address::{Address, Target},
-    protocol::{Answer, Arg, Had, LONGEST, Op, PAGE, Verb, Word},
-    sentinels::Moves,
+    address::{Address, Moves, Target},
+    cluster::moving,
+    protocol::{Answer, Arg, Had, LONGEST, Op, PAGE, Sending, Verb, Word},
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},
 };
@@ -66,7 +66,7 @@ pub(super) type Sent = Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Sen
 pub(super) struct Wire {
     pub(super) client: Client,
     task: ConnectHandle,
-    /// When to leave the server, if sentinels named it.
+    /// When to leave the server, if others named it.
     moves: Option<Moves>,
     /// Those that have to have what is claimed or renewed.
     replicas: Option<Replicas>,
@@ -120,8 +120,7 @@ impl Wire {
         }
     }
 
-    /// A member of a cluster has only some of the keys, and takes no list whose keys are in different slots. Who was
-    /// named as the primary has to be one. What else may betray a lease is told.
+    /// It has to be what it was named as. What else may betray a lease is told.
     async fn look_at_it(&self, address: &Address, server: &Server) -> Result<(), StoreError> {
         let command = CustomCommand::new_static("INFO", ClusterHash::Random, false);
         let said: Result<String, FredError> = self.client.custom(command, Vec::<Value>::new()).await;
@@ -132,16 +131,7 @@ impl Wire {
                 ServerInfo::default()
             }
         };
-        if info.in_cluster {
-            return Err(StoreError::refused(
-                "the server is a member of a cluster, and Redis Cluster is not supported yet; name a single server",
-            ));
-        }
-        if info.replica && self.moves.is_some() {
-            return Err(StoreError::unavailable(format!(
-                "the sentinels name {server} as the primary, and it is a replica; failing over?"
-            )));
-        }
+        address.suits(server, &info)?;
         address.tell(server, info.doubts());
         Ok(())
     }
@@ -201,6 +191,11 @@ impl Wire {
         server_time: impl Fn(Moment) -> u64,
     ) -> Sent {
         let ops: Vec<&Op> = ops.into_iter().collect();
+        if let [op] = *ops
+            && matches!(op.sending, Sending::Asking { .. } | Sending::Bare { .. })
+        {
+            return moving::send(&self.client, op, words(op, &server_time));
+        }
         let counting = self.replicas.filter(|_| ops.iter().any(|op| self.waits(op)));
         let (mut commands, mut counts) = (vec![], vec![]);
         for part in parts(&ops) {
@@ -215,8 +210,7 @@ impl Wire {
             let had = counting.and_then(|_| replies.pop()).map(had);
             let mut whole = Reply { time: None, answers: vec![] };
             for (reply, count) in replies.into_iter().zip(counts) {
-                let part = decode(reply.map_err(failure)?, count);
-                let part = part.ok_or_else(|| Failure::Lost(StoreError::unavailable(UNREADABLE)))?;
+                let part = decode(reply.map_err(failure)?, count)?;
                 whole.time = whole.time.or(part.time);
                 whole.answers.extend(part.answers);
             }
@@ -283,13 +277,7 @@ fn call(page: Page, ops: &[&Op], server_time: &impl Fn(Moment) -> u64) -> (Custo
     let (mut keys, mut args) = (vec![script, Value::Integer(0)], vec![]);
     for op in ops {
         keys.extend(op.keys.iter().map(|k| Value::from(k.as_str())));
-        args.push(Value::from_static_str(op.verb.as_str()));
-        args.extend(op.args.iter().map(|arg| match arg {
-            Arg::Text(text) => Value::from(text.as_str()),
-            Arg::Bytes(bytes) => Value::from(bytes.as_slice()),
-            Arg::Number(n) => number(*n),
-            Arg::Until(at) => number(server_time(*at)),
-        }));
+        args.extend(words(op, server_time));
     }
     keys[1] = number(keys.len() as u64 - 2);
     keys.append(&mut args);
@@ -330,11 +318,21 @@ async fn in_order<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Out
     futures.iter_mut().filter_map(|future| future.as_mut().take_output()).collect()
 }
 
-fn number(n: u64) -> Value {
+/// What an operation says after its keys.
+fn words<'a>(op: &'a Op, server_time: &'a impl Fn(Moment) -> u64) -> impl Iterator<Item = Value> + 'a {
+    std::iter::once(Value::from_static_str(op.verb.as_str())).chain(op.args.iter().map(|arg| match arg {
+        Arg::Text(text) => Value::from(text.as_str()),
+        Arg::Bytes(bytes) => Value::from(bytes.as_slice()),
+        Arg::Number(n) => number(*n),
+        Arg::Until(at) => number(server_time(*at)),
+    }))
+}
+
+pub(super) fn number(n: u64) -> Value {
     i64::try_from(n).map_or_else(|_| Value::from(n.to_string()), Value::Integer)
 }
 
-fn failure(error: FredError) -> Failure {
+pub(super) fn failure(error: FredError) -> Failure {
     let said = ServerError::new(error.details());
     match said.code() {
         Some(_) => Failure::Said(said),
@@ -362,7 +360,7 @@ async fn within_time<T>(
     })
 }
 
-fn not_connected(server: &Server, error: FredError) -> StoreError {
+pub(super) fn not_connected(server: &Server, error: FredError) -> StoreError {
     let said = ServerError::new(error.details());
     if said.code().is_some() {
         return said.classify();
@@ -394,8 +392,13 @@ pub(super) fn tls_trouble(error: &FredError) -> Option<StoreError> {
     None
 }
 
+/// A list's answer, or a word that nobody of ours would say.
+pub(super) fn decode(reply: Value, count: usize) -> Result<Reply, Failure> {
+    read(reply, count).ok_or_else(|| Failure::Lost(StoreError::unavailable(UNREADABLE)))
+}
+
 /// `{time, answer, ..}`; `None` for anything else, also for too many or too few answers.
-fn decode(reply: Value, count: usize) -> Option<Reply> {
+fn read(reply: Value, count: usize) -> Option<Reply> {
     let mut words = array(reply)?.into_iter();
     let time = words.next()?.as_u64()?;
     let answers: Vec<Answer> = words.map(answer).collect();
@@ -435,14 +438,14 @@ mod tests {
         let text = |s: &'static str| Value::from_static_str(s);
         let list = Value::Array;
         let one = || list(vec![text("1"), list(vec![text("released")])]);
-        assert!(decode(one(), 1).is_some_and(|r| r.time == Some(1) && r.answers[0].freed().is_ok()));
-        assert!(decode(one(), 2).is_none(), "one answer for two operations");
-        let timeless = decode(list(vec![text("0"), text("gone")]), 1);
+        assert!(read(one(), 1).is_some_and(|r| r.time == Some(1) && r.answers[0].freed().is_ok()));
+        assert!(read(one(), 2).is_none(), "one answer for two operations");
+        let timeless = read(list(vec![text("0"), text("gone")]), 1);
         assert!(timeless.is_some_and(|r| r.time.is_none() && r.answers[0].freed().is_ok()));
         for odd in
             [Value::Null, text("OK"), list(vec![]), list(vec![text("x")]), list(vec![list(vec![]), text("gone")])]
         {
-            assert!(decode(odd, 0).is_none());
+            assert!(read(odd, 0).is_none());
         }
     }
 }
