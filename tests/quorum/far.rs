@@ -147,15 +147,19 @@ impl Member for Far {
 
 /// A quorum of so many that are near and old, and they themselves.
 pub async fn quorum(members: usize, quarantine: Duration) -> (QuorumStore<Arc<Far>>, Vec<Arc<Far>>) {
+    let (store, far) = quorum_by_default(members);
+    tokio::time::sleep(quarantine).await;
+    (store.quarantine(quarantine), far)
+}
+
+pub fn quorum_by_default(members: usize) -> (QuorumStore<Arc<Far>>, Vec<Arc<Far>>) {
     let clock = Clock::tokio();
     let far = |_| {
         let (ways, asked) = (Mutex::new(Ways::near()), Mutex::default());
         Arc::new(Far { store: Arc::new(MemoryStore::with_clock(clock.clone())), ways, asked })
     };
     let far: Vec<_> = (0..members).map(far).collect();
-    let store = QuorumStore::with_clock(far.clone(), clock).unwrap().quarantine(quarantine);
-    tokio::time::sleep(quarantine).await;
-    (store, far)
+    (QuorumStore::with_clock(far.clone(), clock).unwrap(), far)
 }
 
 pub fn claim(key: &str, ttl: Duration) -> Claim {

@@ -1,8 +1,8 @@
 //! Members that are late, one by one, on virtual time.
-use crate::far::{Way, Ways, claim, fence, quorum};
+use crate::far::{Way, Ways, claim, fence, quorum, quorum_by_default};
 use leasehold::store::{Claim, Claimed, Freed, Renewal, Renewed, Store};
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
@@ -153,12 +153,85 @@ async fn who_shares_the_votes_with_another_does_not_wait_for_a_member_that_hangs
         members[1].set(Ways::all(Way::Takes(near)));
         members[2].set(Ways { release: Way::Takes(Duration::ZERO), ..Ways::all(hangs) });
         let start = Instant::now();
-        assert!(matches!(store.claim(&claim("k", TTL)).await, Ok(Claimed::Busy { .. })));
+        let asked = timeout(SECOND, store.claim(&claim("k", TTL))).await;
+        assert!(matches!(asked, Ok(Ok(Claimed::Busy { .. }))), "{asked:?}");
         let took = start.elapsed();
         assert!(took >= least && took <= most, "{took:?}, not {least:?} to {most:?}");
         sleep(SECOND).await;
         assert!(!members[1].has("k").await, "the vote is given back");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_that_the_last_ones_get_does_not_begin_anew_with_each_answer() {
+    let (store, members) = quorum(5, Duration::ZERO).await;
+    for member in &members[..2] {
+        member.store.claim(&claim("k", TTL)).await.unwrap();
+    }
+    members[3].set(Ways::all(Way::Takes(ms(8))));
+    members[4].set(Ways::all(Way::Mute(Duration::ZERO)));
+    let start = Instant::now();
+    let asked = timeout(SECOND, store.claim(&claim("k", TTL))).await;
+    assert!(matches!(asked, Ok(Ok(Claimed::Busy { .. }))), "{asked:?}");
+    assert!(start.elapsed() <= ms(12), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_has_started_waits_for_the_longest_ttl_that_was_asked_for_and_the_clocks() {
+    let (store, members) = quorum_by_default(3);
+    sleep(100 * SECOND).await;
+    let first = claim("k", TTL);
+    fence(&store.claim(&first).await);
+    assert_eq!(store.release(&first.key, &first.owner).await, Ok(Freed::Released));
+    quiet().await;
+    members[0].store.restart();
+    members[1].store.restart();
+    let brief = claim("k", 3 * SECOND);
+    sleep(TTL + ms(1900)).await;
+    let error = store.claim(&brief).await.unwrap_err();
+    assert!(error.may_pass() && error.to_string().contains("2 of 3"), "{error}");
+    sleep(ms(200)).await;
+    fence(&store.claim(&brief).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_member_is_asked_once_to_let_go_of_what_it_surely_has() {
+    let (store, members) = quorum(3, Duration::ZERO).await;
+    let mine = claim("k", TTL);
+    // One comes to have it only with a renewal.
+    members[2].set(Ways { propose: Way::Refused, ..Ways::near() });
+    let holds = fence(&store.claim(&mine).await);
+    for _ in 0..3 {
+        quiet().await;
+        assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Renewed));
+    }
+    quiet().await;
+    assert!(members[2].has("k").await);
+    assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+    sleep(2 * SECOND).await;
+    for member in &members {
+        assert!(!member.has("k").await);
+        assert_eq!(member.asked("release"), 1);
+    }
+    sleep(TTL).await;
+    assert_eq!(members[0].asked("release"), 1);
+    assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Gone));
+}
+
+/// Its owner asks for the same key again under the same name, as one that waits does.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_has_lost_its_lease_begins_anew() {
+    let (store, members) = quorum(3, Duration::ZERO).await;
+    let mine = claim("k", TTL);
+    let holds = fence(&store.claim(&mine).await);
+    quiet().await;
+    assert_eq!(store.claim(&mine).await, Ok(Claimed::held(holds)));
+    for member in &members {
+        member.store.force_release(&"k".into()).await.unwrap();
+    }
+    assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Gone));
+    let again = timeout(SECOND, store.claim(&mine)).await.unwrap();
+    assert!(fence(&again) > holds);
 }
 
 #[tokio::test(start_paused = true)]

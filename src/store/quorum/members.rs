@@ -136,11 +136,10 @@ impl<M: Member> Members<M> {
             let missing = || Err(StoreError::unavailable("a member gave fewer answers than it was asked for"));
             answers.resize_with(holds.len(), missing);
             for ((hold, stake), answer) in holds.iter().zip(stakes.iter()).zip(&answers) {
-                match (stake, answer) {
-                    (Some(stake), answer) if hold.create => {
+                match stake {
+                    Some(stake) if hold.create => {
                         stake.heard(member, answer.as_ref().map(|kept| *kept == Kept::Ours));
                     }
-                    (Some(stake), Ok(Kept::Ours)) => stake.found(member),
                     _ => {}
                 }
             }
@@ -174,10 +173,8 @@ impl<M: Member> Members<M> {
             Some(answer) => Heard { answered: answer.is_ok(), verdict: done.add(answer) },
             None => Heard { answered: false, verdict: None },
         });
-        let verdict = verdict.await;
-        match verdict {
+        match verdict.await {
             Some(any) => Ok(any),
-            None if concerned == 0 => Ok(false),
             None => done.last(),
         }
     }

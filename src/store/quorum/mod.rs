@@ -360,7 +360,7 @@ mod tests {
         drop(store.claim(&second));
         store.release(&first.key, &first.owner).await.unwrap();
         tokio::time::sleep(TTL).await;
-        assert!(store.members.owners.is_empty());
+        assert_eq!(store.members.owners.len(), 0);
 
         let third = claim();
         assert!(matches!(store.claim(&third).await, Ok(Claimed::Held { fence: next }) if next > fence));
@@ -373,7 +373,30 @@ mod tests {
         tokio::time::sleep(TTL * 2).await;
         assert_eq!(store.release(&fourth.key, &fourth.owner).await, Ok(Freed::Gone));
         tokio::time::sleep(TTL).await;
-        assert!(store.members.owners.is_empty());
+        assert_eq!(store.members.owners.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_its_owner_never_came_back_for_is_forgotten_and_an_attempt_under_way_is_not() {
+        let clock = Clock::tokio();
+        let members = (0..3).map(|_| MemoryStore::with_clock(clock.clone()));
+        let store = QuorumStore::with_clock(members, clock.clone()).unwrap().quarantine(Duration::ZERO);
+        let (owners, me) = (&store.members.owners, Identity::new("me").unwrap());
+        let claim = |n: usize| Claim::new(format!("k:{n}").into(), Owner::draw(&me).unwrap(), TTL);
+        for n in 0..300 {
+            assert!(matches!(store.claim(&claim(n)).await, Ok(Claimed::Held { .. })));
+        }
+        let trying = claim(300);
+        let stake = Arc::new(Stake::new(trying.key.clone(), Owner::draw(&me).unwrap(), TTL, 3));
+        let turn = || owners.turn(&trying.owner, &stake, clock.now().after(TTL), clock.now());
+        assert!(matches!(turn(), Turn::Begin));
+        tokio::time::sleep(TTL * 2 + trying.not_after).await;
+        // Looked through when there are twice as many as the last time.
+        for n in 301..620 {
+            assert!(matches!(store.claim(&claim(n)).await, Ok(Claimed::Held { .. })));
+        }
+        assert!(owners.len() < 330, "{}", owners.len());
+        assert!(matches!(turn(), Turn::Wait(_)));
     }
 
     #[test]
