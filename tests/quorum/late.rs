@@ -49,6 +49,7 @@ async fn a_proposal_that_is_carried_out_behind_its_release_is_given_back() {
     assert!(members[2].has("k").await, "it was carried out behind the first release");
     sleep(2 * SECOND).await;
     assert!(!members[2].has("k").await);
+    assert_eq!(members[2].asked("release"), 2);
     assert_eq!(store.renew(&renewal(&other, holds)).await, Ok(Renewed::Renewed));
 }
 
@@ -260,12 +261,37 @@ async fn a_member_that_is_down_is_not_asked_often_to_let_go() {
     quiet().await;
     members[2].set(Ways::all(Way::Down));
     assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+    quiet().await;
+    // It is under way.
+    assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Gone));
     sleep(2 * TTL).await;
     let often = members[2].asked("release");
     assert!((4..12).contains(&often), "{often} times within a TTL");
     members[2].set(Ways::near());
     sleep(2 * TTL).await;
     assert_eq!(members[2].asked("release"), often, "the TTL has ended it");
+}
+
+#[test]
+fn an_attempt_that_ends_where_no_runtime_is_leaves_giving_back_to_the_release() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let (store, members) = runtime.block_on(quorum(3, Duration::ZERO));
+    let mine = claim("k", TTL);
+    members[1].set(Ways::all(Way::Mute(Duration::ZERO)));
+    members[2].set(Ways::all(Way::Mute(Duration::ZERO)));
+    let mut asked = Box::pin(store.claim(&mine));
+    runtime.block_on(async { _ = timeout(SECOND, &mut asked).await });
+    drop(asked);
+    runtime.block_on(async {
+        members[0].set(Ways::all(Way::Down));
+        members[1].set(Ways::near());
+        members[2].set(Ways::near());
+        assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+        assert!(members[0].has("k").await);
+        members[0].set(Ways::near());
+        sleep(5 * SECOND).await;
+        assert!(!members[0].has("k").await);
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Key,
-    clock::{Clock, Moment},
+    clock::{Clock, Moment, jittered},
     error::StoreError,
     store::{Freed, Owner},
 };
@@ -241,7 +241,7 @@ impl<M: Member> Members<M> {
             if self.clock.now().after(pause) >= until {
                 return;
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            tokio::time::sleep(jittered(pause)).await;
         }
     }
 
