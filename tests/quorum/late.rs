@@ -236,6 +236,30 @@ async fn an_owner_that_has_lost_its_lease_begins_anew() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_lives_on_with_a_majority_of_whom_one_is_far_though_another_has_the_rest() {
+    let (store, members) = quorum(3, Duration::ZERO).await;
+    members[0].set(Ways::all(Way::Down));
+    members[2].set(Ways::all(Way::Takes(ms(80))));
+    let mine = claim("k", 3 * SECOND);
+    let holds = fence(&store.claim(&mine).await);
+    quiet().await;
+    // It comes back, and is given to an owner that dies.
+    members[0].store.claim(&claim("k", TTL)).await.unwrap();
+    members[0].set(Ways::near());
+    for _ in 0..5 {
+        assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Renewed));
+        let seen = store.inspect(&mine.key).await.unwrap().and_then(|holding| holding.fence);
+        assert_eq!(seen, Some(holds));
+        sleep(SECOND).await;
+    }
+    // But a member that hangs does not hold up for long what the same answer says of others.
+    members[2].set(Ways::all(Way::Mute(Duration::ZERO)));
+    let start = Instant::now();
+    assert!(store.renew(&renewal(&mine, holds)).await.is_err_and(|error| error.may_pass()));
+    assert!(start.elapsed() < ms(400), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_says_so_when_no_majority_was_told() {
     let (store, members) = quorum(3, Duration::ZERO).await;
     let mine = claim("k", TTL);

@@ -54,8 +54,11 @@ const CLOCKS: Duration = Duration::from_secs(2);
 /// The longest time that one release may take before it is tried again.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// A majority has answered and does not agree: the others get twice the time that it took, and this at least.
-const LEAST_WAIT: Duration = Duration::from_millis(10);
+/// What those who are far get at least, where whoever waits for them holds a vote that others need.
+pub(super) const BRIEFLY: Duration = Duration::from_millis(10);
+
+/// And where nobody is in the way: enough for the other side of the earth.
+pub(super) const PATIENTLY: Duration = Duration::from_millis(300);
 
 impl<M: Member> Members<M> {
     pub(super) fn new(all: Vec<M>, clock: Clock, runtime: Option<Handle>) -> Self {
@@ -78,11 +81,12 @@ impl<M: Member> Members<M> {
         self.quarantine.get().copied().unwrap_or(Duration::from_nanos(longest) + CLOCKS)
     }
 
-    /// Asks all members at once, and hears them until enough is known; `None` when it never is. Nobody waits for those
-    /// who are late, but they are heard to the end in the background, for at most `limit`.
+    /// Asks all members at once, and hears them until enough is known; `None` when it never is. When a majority has
+    /// answered and does not agree, the others get twice the time that it took, and `least` at least. Those who are later
+    /// are heard to the end in the background, for at most `limit`.
     pub(super) async fn ask<A: Send + 'static, V>(
         self: &Arc<Self>,
-        limit: Duration,
+        (limit, least): (Duration, Duration),
         call: impl Fn(Arc<Self>, usize) -> Call<A>,
         mut add: impl FnMut(A) -> Heard<V>,
     ) -> Option<V> {
@@ -101,7 +105,7 @@ impl<M: Member> Members<M> {
             }
             answered += usize::from(heard.answered);
             if answered >= self.size.majority && end.is_none() {
-                end = Some(Instant::now() + LEAST_WAIT.max(since.elapsed() * 2));
+                end = Some(Instant::now() + least.max(since.elapsed() * 2));
             }
         };
         if !calls.is_empty() {
@@ -169,7 +173,7 @@ impl<M: Member> Members<M> {
                 async move { if stake.may_be_at(member) { Some(members.let_go(&stake, member).await) } else { None } },
             )
         };
-        let verdict = self.ask(RELEASE, call, |answer| match answer {
+        let verdict = self.ask((RELEASE, BRIEFLY), call, |answer| match answer {
             Some(answer) => Heard { answered: answer.is_ok(), verdict: done.add(answer) },
             None => Heard { answered: false, verdict: None },
         });
