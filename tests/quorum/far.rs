@@ -1,6 +1,6 @@
 //! An embedded store at the end of a way that is long, or only goes there.
 use leasehold::{
-    Clock, Key, StoreError,
+    Clock, Invalid, Key, StoreError,
     store::{
         Claim, Claimed, Freed, Holding, Identity, MemoryStore, Owner, Renewal, Renewed, Store,
         quorum::{Hold, Kept, Member, Proposal, Proposed, QuorumStore},
@@ -111,7 +111,13 @@ impl Store for Far {
         let (store, key) = (self.store.clone(), key.clone());
         self.carry("force", |ways| ways.others, async move { store.force_release(&key).await }).await
     }
+    fn check(&self, key: &Key) -> Result<(), Invalid> {
+        if key.as_ref() == REFUSED { Err(Invalid::new("key", "one that is not refused")) } else { Ok(()) }
+    }
 }
+
+/// What it has no place for.
+pub const REFUSED: &str = "refused";
 
 impl Member for Far {
     async fn propose(&self, proposal: &Proposal) -> Result<Proposed, StoreError> {
