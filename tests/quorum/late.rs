@@ -209,6 +209,8 @@ async fn each_member_is_asked_once_to_let_go_of_what_it_surely_has() {
     }
     quiet().await;
     assert!(members[2].has("k").await);
+    // Nor while it is about to.
+    members[2].set(Ways { release: Way::Takes(ms(100)), ..Ways::near() });
     assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
     sleep(2 * SECOND).await;
     for member in &members {
