@@ -1,6 +1,6 @@
 //! An embedded store at the end of a way that is long, or only goes there.
 use leasehold::{
-    Clock, Key, StoreError,
+    Clock, Invalid, Key, StoreError,
     store::{
         Claim, Claimed, Freed, Holding, Identity, MemoryStore, Owner, Renewal, Renewed, Store,
         quorum::{Hold, Kept, Member, Proposal, Proposed, QuorumStore},
@@ -111,7 +111,13 @@ impl Store for Far {
         let (store, key) = (self.store.clone(), key.clone());
         self.carry("force", |ways| ways.others, async move { store.force_release(&key).await }).await
     }
+    fn check(&self, key: &Key) -> Result<(), Invalid> {
+        if key.as_ref() == REFUSED { Err(Invalid::new("key", "one that is not refused")) } else { Ok(()) }
+    }
 }
+
+/// What it has no place for.
+pub const REFUSED: &str = "refused";
 
 impl Member for Far {
     async fn propose(&self, proposal: &Proposal) -> Result<Proposed, StoreError> {
@@ -147,15 +153,19 @@ impl Member for Far {
 
 /// A quorum of so many that are near and old, and they themselves.
 pub async fn quorum(members: usize, quarantine: Duration) -> (QuorumStore<Arc<Far>>, Vec<Arc<Far>>) {
+    let (store, far) = quorum_by_default(members);
+    tokio::time::sleep(quarantine).await;
+    (store.quarantine(quarantine), far)
+}
+
+pub fn quorum_by_default(members: usize) -> (QuorumStore<Arc<Far>>, Vec<Arc<Far>>) {
     let clock = Clock::tokio();
     let far = |_| {
         let (ways, asked) = (Mutex::new(Ways::near()), Mutex::default());
         Arc::new(Far { store: Arc::new(MemoryStore::with_clock(clock.clone())), ways, asked })
     };
     let far: Vec<_> = (0..members).map(far).collect();
-    let store = QuorumStore::with_clock(far.clone(), clock).unwrap().quarantine(quarantine);
-    tokio::time::sleep(quarantine).await;
-    (store, far)
+    (QuorumStore::with_clock(far.clone(), clock).unwrap(), far)
 }
 
 pub fn claim(key: &str, ttl: Duration) -> Claim {

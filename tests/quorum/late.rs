@@ -1,8 +1,8 @@
 //! Members that are late, one by one, on virtual time.
-use crate::far::{Way, Ways, claim, fence, quorum};
+use crate::far::{Way, Ways, claim, fence, quorum, quorum_by_default};
 use leasehold::store::{Claim, Claimed, Freed, Renewal, Renewed, Store};
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
@@ -49,6 +49,7 @@ async fn a_proposal_that_is_carried_out_behind_its_release_is_given_back() {
     assert!(members[2].has("k").await, "it was carried out behind the first release");
     sleep(2 * SECOND).await;
     assert!(!members[2].has("k").await);
+    assert_eq!(members[2].asked("release"), 2);
     assert_eq!(store.renew(&renewal(&other, holds)).await, Ok(Renewed::Renewed));
 }
 
@@ -58,7 +59,8 @@ async fn a_renewal_that_is_carried_out_behind_the_release_puts_nothing_back() {
         let (store, members) = quorum(3, Duration::ZERO).await;
         let mine = claim("k", TTL);
         let holds = fence(&store.claim(&mine).await);
-        quiet().await;
+        // The attempt itself is settled by then.
+        sleep(5 * SECOND).await;
         members[2].store.restart();
         members[2].set(Ways { hold: way, ..Ways::near() });
         assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Renewed));
@@ -153,12 +155,111 @@ async fn who_shares_the_votes_with_another_does_not_wait_for_a_member_that_hangs
         members[1].set(Ways::all(Way::Takes(near)));
         members[2].set(Ways { release: Way::Takes(Duration::ZERO), ..Ways::all(hangs) });
         let start = Instant::now();
-        assert!(matches!(store.claim(&claim("k", TTL)).await, Ok(Claimed::Busy { .. })));
+        let asked = timeout(SECOND, store.claim(&claim("k", TTL))).await;
+        assert!(matches!(asked, Ok(Ok(Claimed::Busy { .. }))), "{asked:?}");
         let took = start.elapsed();
         assert!(took >= least && took <= most, "{took:?}, not {least:?} to {most:?}");
         sleep(SECOND).await;
         assert!(!members[1].has("k").await, "the vote is given back");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_that_the_last_ones_get_does_not_begin_anew_with_each_answer() {
+    let (store, members) = quorum(5, Duration::ZERO).await;
+    for member in &members[..2] {
+        member.store.claim(&claim("k", TTL)).await.unwrap();
+    }
+    members[3].set(Ways::all(Way::Takes(ms(8))));
+    members[4].set(Ways::all(Way::Mute(Duration::ZERO)));
+    let start = Instant::now();
+    let asked = timeout(SECOND, store.claim(&claim("k", TTL))).await;
+    assert!(matches!(asked, Ok(Ok(Claimed::Busy { .. }))), "{asked:?}");
+    assert!(start.elapsed() <= ms(12), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_has_started_waits_for_the_longest_ttl_that_was_asked_for_and_the_clocks() {
+    let (store, members) = quorum_by_default(3);
+    sleep(100 * SECOND).await;
+    let first = claim("k", TTL);
+    fence(&store.claim(&first).await);
+    assert_eq!(store.release(&first.key, &first.owner).await, Ok(Freed::Released));
+    quiet().await;
+    members[0].store.restart();
+    members[1].store.restart();
+    let brief = claim("k", 3 * SECOND);
+    sleep(TTL + ms(1900)).await;
+    let error = store.claim(&brief).await.unwrap_err();
+    assert!(error.may_pass() && error.to_string().contains("2 of 3"), "{error}");
+    sleep(ms(200)).await;
+    fence(&store.claim(&brief).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_member_is_asked_once_to_let_go_of_what_it_surely_has() {
+    let (store, members) = quorum(3, Duration::ZERO).await;
+    let mine = claim("k", TTL);
+    // One comes to have it only with a renewal.
+    members[2].set(Ways { propose: Way::Refused, ..Ways::near() });
+    let holds = fence(&store.claim(&mine).await);
+    for _ in 0..3 {
+        quiet().await;
+        assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Renewed));
+    }
+    quiet().await;
+    assert!(members[2].has("k").await);
+    // Nor while it is about to.
+    members[2].set(Ways { release: Way::Takes(ms(100)), ..Ways::near() });
+    assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+    sleep(2 * SECOND).await;
+    for member in &members {
+        assert!(!member.has("k").await);
+        assert_eq!(member.asked("release"), 1);
+    }
+    sleep(TTL).await;
+    assert_eq!(members[0].asked("release"), 1);
+    assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Gone));
+}
+
+/// Its owner asks for the same key again under the same name, as one that waits does.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_has_lost_its_lease_begins_anew() {
+    let (store, members) = quorum(3, Duration::ZERO).await;
+    let mine = claim("k", TTL);
+    let holds = fence(&store.claim(&mine).await);
+    quiet().await;
+    assert_eq!(store.claim(&mine).await, Ok(Claimed::held(holds)));
+    for member in &members {
+        member.store.force_release(&"k".into()).await.unwrap();
+    }
+    assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Gone));
+    let again = timeout(SECOND, store.claim(&mine)).await.unwrap();
+    assert!(fence(&again) > holds);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_lives_on_with_a_majority_of_whom_one_is_far_though_another_has_the_rest() {
+    let (store, members) = quorum(3, Duration::ZERO).await;
+    members[0].set(Ways::all(Way::Down));
+    members[2].set(Ways::all(Way::Takes(ms(80))));
+    let mine = claim("k", 3 * SECOND);
+    let holds = fence(&store.claim(&mine).await);
+    quiet().await;
+    // It comes back, and is given to an owner that dies.
+    members[0].store.claim(&claim("k", TTL)).await.unwrap();
+    members[0].set(Ways::near());
+    for _ in 0..5 {
+        assert_eq!(store.renew(&renewal(&mine, holds)).await, Ok(Renewed::Renewed));
+        let seen = store.inspect(&mine.key).await.unwrap().and_then(|holding| holding.fence);
+        assert_eq!(seen, Some(holds));
+        sleep(SECOND).await;
+    }
+    // But a member that hangs does not hold up for long what the same answer says of others.
+    members[2].set(Ways::all(Way::Mute(Duration::ZERO)));
+    let start = Instant::now();
+    assert!(store.renew(&renewal(&mine, holds)).await.is_err_and(|error| error.may_pass()));
+    assert!(start.elapsed() < ms(400), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,12 +288,37 @@ async fn a_member_that_is_down_is_not_asked_often_to_let_go() {
     quiet().await;
     members[2].set(Ways::all(Way::Down));
     assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+    quiet().await;
+    // It is under way.
+    assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Gone));
     sleep(2 * TTL).await;
     let often = members[2].asked("release");
     assert!((4..12).contains(&often), "{often} times within a TTL");
     members[2].set(Ways::near());
     sleep(2 * TTL).await;
     assert_eq!(members[2].asked("release"), often, "the TTL has ended it");
+}
+
+#[test]
+fn an_attempt_that_ends_where_no_runtime_is_leaves_giving_back_to_the_release() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let (store, members) = runtime.block_on(quorum(3, Duration::ZERO));
+    let mine = claim("k", TTL);
+    members[1].set(Ways::all(Way::Mute(Duration::ZERO)));
+    members[2].set(Ways::all(Way::Mute(Duration::ZERO)));
+    let mut asked = Box::pin(store.claim(&mine));
+    runtime.block_on(async { _ = timeout(SECOND, &mut asked).await });
+    drop(asked);
+    runtime.block_on(async {
+        members[0].set(Ways::all(Way::Down));
+        members[1].set(Ways::near());
+        members[2].set(Ways::near());
+        assert_eq!(store.release(&mine.key, &mine.owner).await, Ok(Freed::Released));
+        assert!(members[0].has("k").await);
+        members[0].set(Ways::near());
+        sleep(5 * SECOND).await;
+        assert!(!members[0].has("k").await);
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,5 @@
 //! What a quorum of embedded stores has to do, on virtual time.
+use crate::far::{self, REFUSED};
 use leasehold::{
     Clock,
     store::{MemoryStore, Store, contract, quorum::QuorumStore},
@@ -31,4 +32,12 @@ fn a_quorum_has_an_odd_number_of_members_and_at_least_three() {
 async fn a_quorum_keeps_no_values_and_says_where_they_go() {
     let refused = quorum(3).read(&"v".into()).await.unwrap_err();
     assert!(!refused.may_pass() && refused.to_string().contains("one store"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_quorum_takes_the_keys_that_its_members_take_and_tells_how_many_they_are() {
+    let (store, _) = far::quorum(3, Duration::ZERO).await;
+    assert_eq!(store.check(&"taken".into()), Ok(()));
+    assert_eq!(store.check(&REFUSED.into()).map_err(|invalid| invalid.setting), Err("key"));
+    assert!(format!("{store:?}").contains("members: 3"), "{store:?}");
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Key,
-    clock::{Clock, Moment},
+    clock::{Clock, Moment, jittered},
     error::StoreError,
     store::{Freed, Owner},
 };
@@ -54,8 +54,11 @@ const CLOCKS: Duration = Duration::from_secs(2);
 /// The longest time that one release may take before it is tried again.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// A majority has answered and does not agree: the others get twice the time that it took, and this at least.
-const LEAST_WAIT: Duration = Duration::from_millis(10);
+/// What those who are far get at least, where whoever waits for them holds a vote that others need.
+pub(super) const BRIEFLY: Duration = Duration::from_millis(10);
+
+/// And where nobody is in the way: enough for the other side of the earth.
+pub(super) const PATIENTLY: Duration = Duration::from_millis(300);
 
 impl<M: Member> Members<M> {
     pub(super) fn new(all: Vec<M>, clock: Clock, runtime: Option<Handle>) -> Self {
@@ -78,11 +81,12 @@ impl<M: Member> Members<M> {
         self.quarantine.get().copied().unwrap_or(Duration::from_nanos(longest) + CLOCKS)
     }
 
-    /// Asks all members at once, and hears them until enough is known; `None` when it never is. Nobody waits for those
-    /// who are late, but they are heard to the end in the background, for at most `limit`.
+    /// Asks all members at once, and hears them until enough is known; `None` when it never is. When a majority has
+    /// answered and does not agree, the others get twice the time that it took, and `least` at least. Those who are later
+    /// are heard to the end in the background, for at most `limit`.
     pub(super) async fn ask<A: Send + 'static, V>(
         self: &Arc<Self>,
-        limit: Duration,
+        (limit, least): (Duration, Duration),
         call: impl Fn(Arc<Self>, usize) -> Call<A>,
         mut add: impl FnMut(A) -> Heard<V>,
     ) -> Option<V> {
@@ -101,7 +105,7 @@ impl<M: Member> Members<M> {
             }
             answered += usize::from(heard.answered);
             if answered >= self.size.majority && end.is_none() {
-                end = Some(Instant::now() + LEAST_WAIT.max(since.elapsed() * 2));
+                end = Some(Instant::now() + least.max(since.elapsed() * 2));
             }
         };
         if !calls.is_empty() {
@@ -136,11 +140,10 @@ impl<M: Member> Members<M> {
             let missing = || Err(StoreError::unavailable("a member gave fewer answers than it was asked for"));
             answers.resize_with(holds.len(), missing);
             for ((hold, stake), answer) in holds.iter().zip(stakes.iter()).zip(&answers) {
-                match (stake, answer) {
-                    (Some(stake), answer) if hold.create => {
+                match stake {
+                    Some(stake) if hold.create => {
                         stake.heard(member, answer.as_ref().map(|kept| *kept == Kept::Ours));
                     }
-                    (Some(stake), Ok(Kept::Ours)) => stake.found(member),
                     _ => {}
                 }
             }
@@ -170,14 +173,12 @@ impl<M: Member> Members<M> {
                 async move { if stake.may_be_at(member) { Some(members.let_go(&stake, member).await) } else { None } },
             )
         };
-        let verdict = self.ask(RELEASE, call, |answer| match answer {
+        let verdict = self.ask((RELEASE, BRIEFLY), call, |answer| match answer {
             Some(answer) => Heard { answered: answer.is_ok(), verdict: done.add(answer) },
             None => Heard { answered: false, verdict: None },
         });
-        let verdict = verdict.await;
-        match verdict {
+        match verdict.await {
             Some(any) => Ok(any),
-            None if concerned == 0 => Ok(false),
             None => done.last(),
         }
     }
@@ -244,7 +245,7 @@ impl<M: Member> Members<M> {
             if self.clock.now().after(pause) >= until {
                 return;
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            tokio::time::sleep(jittered(pause)).await;
         }
     }
 

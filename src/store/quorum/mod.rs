@@ -13,7 +13,7 @@ pub use member::{Hold, Kept, Member, Proposal, Proposed};
 pub(crate) use tally::Size;
 
 use self::{
-    members::{Heard, Members},
+    members::{BRIEFLY, Heard, Members, PATIENTLY},
     owners::{Held, Turn},
     stake::Stake,
     tally::{Done, Holds, Proposals, Views, Won},
@@ -153,7 +153,7 @@ impl<M: Member> Attempt<'_, M> {
         let surely_late = members.clock.now().after(window * 2);
         let mut votes = Proposals::new(members.size);
         let verdict = members.ask(
-            window,
+            (window, BRIEFLY),
             |members, member| {
                 let (stake, proposal) = (stake.clone(), proposal.clone());
                 stake.asks(member, surely_late);
@@ -181,7 +181,7 @@ impl<M: Member> Attempt<'_, M> {
         let (holds, stakes) = (Arc::from([hold]), Arc::from([Some(stake.clone())]));
         let mut votes = Holds::new(members.size);
         let verdict = members.ask(
-            window,
+            (window, BRIEFLY),
             |members, member| members.hold(member, Arc::clone(&holds), Arc::clone(&stakes)),
             |answers| {
                 answers.into_iter().for_each(|answer| votes.add(answer));
@@ -259,9 +259,10 @@ impl<M: Member> Store for QuorumStore<M> {
         let stakes: Arc<[Option<Arc<Stake>>]> =
             wanted.iter().map(|at| held[*at].as_ref().map(|held| held.stake.clone())).collect();
         let mut votes: Vec<Holds> = wanted.iter().map(|_| Holds::new(members.size)).collect();
-        if !wanted.is_empty() {
+        if let Some(least) = wanted.iter().map(|at| list[*at].ttl / 10).min() {
+            // An answer is for the whole list: who is certain must not wait long for who is not.
             let verdict = members.ask(
-                EXCHANGE,
+                (EXCHANGE, PATIENTLY.min(least)),
                 |members, member| members.hold(member, holds.clone(), stakes.clone()),
                 |answers| {
                     let answered = answers.iter().any(Result::is_ok);
@@ -287,7 +288,7 @@ impl<M: Member> Store for QuorumStore<M> {
     async fn inspect(&self, key: &Key) -> Result<Option<Holding>, StoreError> {
         let mut views = Views::new(self.members.size);
         let verdict = self.members.ask(
-            EXCHANGE,
+            (EXCHANGE, PATIENTLY),
             |members, member| {
                 let key = key.clone();
                 Box::pin(async move { members.all[member].inspect(&key).await })
@@ -303,7 +304,7 @@ impl<M: Member> Store for QuorumStore<M> {
     async fn force_release(&self, key: &Key) -> Result<bool, StoreError> {
         let mut done = Done::new(self.members.size, 0);
         let verdict = self.members.ask(
-            EXCHANGE,
+            (EXCHANGE, PATIENTLY),
             |members, member| {
                 let key = key.clone();
                 Box::pin(async move { members.all[member].force_release(&key).await })
@@ -360,7 +361,7 @@ mod tests {
         drop(store.claim(&second));
         store.release(&first.key, &first.owner).await.unwrap();
         tokio::time::sleep(TTL).await;
-        assert!(store.members.owners.is_empty());
+        assert_eq!(store.members.owners.len(), 0);
 
         let third = claim();
         assert!(matches!(store.claim(&third).await, Ok(Claimed::Held { fence: next }) if next > fence));
@@ -373,7 +374,30 @@ mod tests {
         tokio::time::sleep(TTL * 2).await;
         assert_eq!(store.release(&fourth.key, &fourth.owner).await, Ok(Freed::Gone));
         tokio::time::sleep(TTL).await;
-        assert!(store.members.owners.is_empty());
+        assert_eq!(store.members.owners.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_its_owner_never_came_back_for_is_forgotten_and_an_attempt_under_way_is_not() {
+        let clock = Clock::tokio();
+        let members = (0..3).map(|_| MemoryStore::with_clock(clock.clone()));
+        let store = QuorumStore::with_clock(members, clock.clone()).unwrap().quarantine(Duration::ZERO);
+        let (owners, me) = (&store.members.owners, Identity::new("me").unwrap());
+        let claim = |n: usize| Claim::new(format!("k:{n}").into(), Owner::draw(&me).unwrap(), TTL);
+        for n in 0..300 {
+            assert!(matches!(store.claim(&claim(n)).await, Ok(Claimed::Held { .. })));
+        }
+        let trying = claim(300);
+        let stake = Arc::new(Stake::new(trying.key.clone(), Owner::draw(&me).unwrap(), TTL, 3));
+        let turn = || owners.turn(&trying.owner, &stake, clock.now().after(TTL), clock.now());
+        assert!(matches!(turn(), Turn::Begin));
+        tokio::time::sleep(TTL * 2 + trying.not_after).await;
+        // Looked through when there are twice as many as the last time.
+        for n in 301..620 {
+            assert!(matches!(store.claim(&claim(n)).await, Ok(Claimed::Held { .. })));
+        }
+        assert!(owners.len() < 330, "{}", owners.len());
+        assert!(matches!(turn(), Turn::Wait(_)));
     }
 
     #[test]

@@ -4,7 +4,11 @@
 //! late answer to an earlier one could be counted (`docs/safety.md`). So attempts draw their own, and the table knows
 //! which of them has won.
 use super::stake::Stake;
-use crate::{Key, clock::Moment, store::Owner};
+use crate::{
+    Key,
+    clock::Moment,
+    store::{Owner, sweep::Sweep},
+};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,8 +24,8 @@ pub(super) struct Owners {
 #[derive(Default)]
 struct Table {
     entries: HashMap<(Key, Uuid), Entry>,
-    /// The size from which it is looked through for what was forgotten.
-    crowded: usize,
+    /// When it is looked through for what was forgotten.
+    sweep: Sweep<CROWDED>,
 }
 
 struct Entry {
@@ -59,7 +63,7 @@ pub(super) enum Turn {
     Begin,
 }
 
-/// From this many entries on the table is looked through.
+/// Fewer entries are not looked through.
 const CROWDED: usize = 256;
 
 fn name(key: &Key, owner: &Owner) -> (Key, Uuid) {
@@ -163,18 +167,17 @@ impl Owners {
     }
 
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.table().entries.is_empty()
+    pub(super) fn len(&self) -> usize {
+        self.table().entries.len()
     }
 }
 
 impl Table {
     /// Drops what its owner never came back for.
     fn sweep(&mut self, now: Moment) {
-        if self.entries.len() < self.crowded.max(CROWDED) {
-            return;
+        if self.sweep.is_due(self.entries.len()) {
+            self.entries.retain(|_, entry| entry.until > now || matches!(entry.state, State::Trying(_)));
+            self.sweep.done(self.entries.len());
         }
-        self.entries.retain(|_, entry| entry.until > now || matches!(entry.state, State::Trying(_)));
-        self.crowded = 2 * self.entries.len();
     }
 }

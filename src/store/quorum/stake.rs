@@ -49,20 +49,12 @@ impl Stake {
             match ours {
                 Ok(ours) => {
                     trace.unanswered -= 1;
-                    if ours {
-                        trace.find();
-                    }
+                    trace.has |= ours;
+                    trace.found = trace.found.wrapping_add(u32::from(ours));
                 }
                 Err(error) if !error.may_pass() => trace.unanswered -= 1,
                 Err(_) => {}
             }
-        }
-    }
-
-    /// The key is this owner's at a member.
-    pub(super) fn found(&self, member: usize) {
-        if let Some(trace) = self.traces().get_mut(member) {
-            trace.find();
         }
     }
 
@@ -92,9 +84,65 @@ impl Stake {
     }
 }
 
-impl Trace {
-    fn find(&mut self) {
-        self.has = true;
-        self.found = self.found.wrapping_add(1);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Identity;
+
+    const NONE: Moment = Moment(0);
+
+    fn stake() -> Stake {
+        let owner = Owner::draw(&Identity::new("me").unwrap()).unwrap();
+        Stake::new("k".into(), owner, Duration::from_secs(1), 2)
+    }
+
+    #[test]
+    fn it_is_where_it_was_found_and_may_be_where_nothing_was_answered() {
+        let (down, refused) = (StoreError::unavailable("down"), StoreError::refused("no"));
+        for (answer, may) in [(Ok(true), true), (Ok(false), false), (Err(&down), true), (Err(&refused), false)] {
+            let stake = stake();
+            assert!(!stake.may_be_at(1));
+            stake.asks(1, NONE);
+            assert!(stake.may_be_at(1) && !stake.may_be_at(0), "not answered yet");
+            stake.heard(1, answer);
+            assert_eq!(stake.may_be_at(1), may, "{answer:?}");
+            stake.asks(1, NONE);
+            stake.asks(1, NONE);
+            stake.heard(1, Ok(false));
+            assert!(stake.may_be_at(1), "one of two is not answered");
+            stake.heard(1, Ok(false));
+            assert_eq!(stake.may_be_at(1), may, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_release_takes_away_what_was_there_when_it_was_sent_and_no_more() {
+        let stake = stake();
+        let found = |times| {
+            for _ in 0..times {
+                stake.asks(0, NONE);
+                stake.heard(0, Ok(true));
+            }
+        };
+        found(2);
+        let released = stake.releases(0);
+        found(1);
+        stake.released(0, released);
+        assert!(stake.may_be_at(0), "it was found since");
+        stake.released(0, stake.releases(0));
+        assert!(!stake.may_be_at(0));
+        found(1);
+        stake.asks(0, NONE);
+        stake.released(0, stake.releases(0));
+        assert!(stake.may_be_at(0), "a request is under way");
+    }
+
+    #[test]
+    fn nothing_is_settled_before_the_last_request_is() {
+        let stake = stake();
+        assert_eq!(stake.settled_at(0), NONE);
+        stake.asks(0, Moment(7));
+        stake.asks(0, Moment(5));
+        assert_eq!((stake.settled_at(0), stake.settled_at(1)), (Moment(7), NONE));
     }
 }
