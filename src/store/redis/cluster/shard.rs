@@ -39,26 +39,43 @@ struct Shard {
     main: Opening,
     renewals: Opening,
     used: AtomicU64,
-    /// How many exchanges were begun, how many of them are over, and how many were so when last we looked.
+    /// Exchanges that were begun, and those of them that were answered.
     begun: AtomicU64,
-    over: AtomicU64,
-    seen: AtomicU64,
+    answered: AtomicU64,
+    /// Both as they were when last we looked.
+    seen: Mutex<(u64, u64)>,
+    /// Exchanges that were neither answered nor given up.
+    under_way: AtomicU64,
 }
 
 impl Shard {
-    /// Nothing has been answered since the last look, though something is to be.
+    /// Nothing has been answered since the last look, though something was asked.
     fn is_silent(&self) -> bool {
-        let over = self.over.load(Relaxed);
-        self.seen.swap(over, Relaxed) == over && self.begun.load(Relaxed) > over
+        let now = (self.begun.load(Relaxed), self.answered.load(Relaxed));
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let (begun, answered) = std::mem::replace(&mut *seen, now);
+        answered == now.1 && (begun != now.0 || self.under_way.load(Relaxed) > 0)
     }
 }
 
 /// An exchange under way with a shard.
 struct UnderWay(Arc<Shard>);
 
+impl UnderWay {
+    fn begin(shard: Arc<Shard>) -> UnderWay {
+        shard.begun.fetch_add(1, Relaxed);
+        shard.under_way.fetch_add(1, Relaxed);
+        UnderWay(shard)
+    }
+
+    fn answered(self) {
+        self.0.answered.fetch_add(1, Relaxed);
+    }
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.over.fetch_add(1, Relaxed);
+        self.0.under_way.fetch_sub(1, Relaxed);
     }
 }
 
@@ -85,16 +102,16 @@ impl Shards {
         way: Way,
         exchange: impl AsyncFnOnce(&Link) -> T,
     ) -> Result<T, StoreError> {
-        let shard = self.shard(server);
-        shard.begun.fetch_add(1, Relaxed);
-        let under_way = UnderWay(shard);
+        let under_way = UnderWay::begin(self.shard(server));
         let opening = match way {
             Way::Main => &under_way.0.main,
             Way::Renewals => &under_way.0.renewals,
         };
         let mut opened = opening.get_or_init(|| self.open(server)).clone();
         let link = opened.wait_for(Option::is_some).await.map_err(|_| super::over())?.clone();
-        Ok(exchange(&*link.ok_or_else(super::over)?).await)
+        let answer = exchange(&*link.ok_or_else(super::over)?).await;
+        under_way.answered();
+        Ok(answer)
     }
 
     /// Whether any server has been silent since the last look, with something to answer.
