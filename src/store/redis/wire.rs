@@ -1,8 +1,9 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
-    address::{Address, Moves, Target},
+    address::{Address, Target},
     cluster::moving,
     protocol::{Answer, Arg, Op, PAGE, Sending, Word},
+    sentinels::Moves,
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},
 };
@@ -65,7 +66,7 @@ pub(super) type Sent = Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Sen
 pub(super) struct Wire {
     pub(super) client: Client,
     task: ConnectHandle,
-    /// When to leave the server, if others named it.
+    /// When to leave the server, if sentinels named it.
     moves: Option<Moves>,
 }
 

@@ -6,17 +6,13 @@ mod shard;
 mod slots;
 mod topology;
 
-pub(super) use self::{
-    lists::by_slot,
-    shard::Way,
-    topology::{Departure, Topology},
-};
+pub(super) use self::{lists::by_slot, shard::Way, topology::Topology};
 use self::{redirect::Redirect, shard::Shards};
 use super::{
     address::Address,
     protocol::{Answer, Op, Sending},
 };
-use crate::{Key, clock::jittered, error::StoreError};
+use crate::{Key, clock::jittered, error::StoreError, store::Pushes};
 use fred::types::config::Server;
 use futures_util::future::join_all;
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -93,6 +89,15 @@ impl Cluster {
     /// Renewals of one primary's may share a list.
     pub(super) fn lane(&self, key: &Key) -> u32 {
         self.topology.slots().lane(fred::util::redis_keyslot(key.as_str().as_bytes()))
+    }
+
+    /// Leaves word of what the primaries say, each of whose keys are used.
+    ///
+    /// What is published at one node is told at all, so one subscription would do for a cluster; but what comes from another
+    /// node may be late by some 40 ms, for the nodes' own connections wait for full packets. So there is one at each primary
+    /// whose keys are used: it tells its own at once. What comes a second time is for nobody any more.
+    pub(super) fn listen(&self, to: Pushes) {
+        self.shards.listen(to);
     }
 
     /// As a link's.

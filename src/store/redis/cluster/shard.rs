@@ -1,8 +1,9 @@
 //! The links to the primaries of a cluster, each opened when it is first needed.
-use super::super::{address::Address, link::Link};
+use super::super::{address::Address, inbox, link::Link};
 use crate::{
     clock::{Clock, Moment},
     error::StoreError,
+    store::Pushes,
 };
 use fred::types::config::Server;
 use std::{
@@ -14,6 +15,7 @@ use std::{
     time::Duration,
 };
 use tokio::{runtime::Handle, sync::watch};
+use tokio_util::sync::CancellationToken;
 
 /// A server that keeps no slots is left when it wasn't needed for that long: one that slots are moved to is needed again.
 const IDLE: Duration = Duration::from_secs(10);
@@ -31,7 +33,14 @@ pub(super) struct Shards {
     clock: Clock,
     /// Where the connections live.
     runtime: Handle,
-    known: Mutex<HashMap<Server, Arc<Shard>>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    shards: HashMap<Server, Arc<Shard>>,
+    /// Who wants to hear of what each of them says.
+    hearers: Vec<Pushes>,
 }
 
 #[derive(Default)]
@@ -46,6 +55,14 @@ struct Shard {
     seen: Mutex<(u64, u64)>,
     /// Exchanges that were neither answered nor given up.
     under_way: AtomicU64,
+    /// What is heard from it ends with it.
+    left: CancellationToken,
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        self.left.cancel();
+    }
 }
 
 impl Shard {
@@ -117,7 +134,7 @@ impl Shards {
     /// Whether any server has been silent since the last look, with something to answer.
     pub(super) fn is_any_silent(&self) -> bool {
         // All are looked at.
-        self.known().values().filter(|shard| shard.is_silent()).count() > 0
+        self.known().shards.values().filter(|shard| shard.is_silent()).count() > 0
     }
 
     fn open(&self, server: &Server) -> watch::Receiver<Option<Arc<Link>>> {
@@ -135,22 +152,45 @@ impl Shards {
 
     fn shard(&self, server: &Server) -> Arc<Shard> {
         let mut known = self.known();
-        let shard = match known.get(server) {
+        let Known { shards, hearers } = &mut *known;
+        let shard = match shards.get(server) {
             Some(shard) => shard,
-            None => known.entry(server.clone()).or_default(),
+            None => {
+                let shard: &Arc<Shard> = shards.entry(server.clone()).or_default();
+                for to in hearers {
+                    self.hear(server, shard, to);
+                }
+                shard
+            }
         };
         shard.used.store(self.clock.now().0, Relaxed);
         shard.clone()
+    }
+
+    /// Leaves word of what each of them says.
+    pub(super) fn listen(&self, to: Pushes) {
+        let mut known = self.known();
+        known.hearers.retain(|other| !other.is_closed());
+        for (server, shard) in &known.shards {
+            self.hear(server, shard, &to);
+        }
+        known.hearers.push(to);
+    }
+
+    fn hear(&self, server: &Server, shard: &Shard, to: &Pushes) {
+        let address = self.cluster.member(server);
+        self.runtime.spawn(inbox::hear(address, self.patience, to.clone(), shard.left.clone()));
     }
 
     /// Leaves those that are of no use any more.
     pub(super) fn tidy(&self, primaries: &[Server]) {
         let now = self.clock.now();
         self.known()
+            .shards
             .retain(|server, shard| primaries.contains(server) || now.since(Moment(shard.used.load(Relaxed))) < IDLE);
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Server, Arc<Shard>>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
