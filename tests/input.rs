@@ -142,8 +142,9 @@ async fn a_url_that_is_wrong_is_refused_with_the_rule_and_without_its_password()
         "redis-sentinel://:hunter2@h:1",
         "redis-sentinel://h:1?sentinelServiceName=m&sentinelPasswort=hunter2",
         "redis-sentinel://h:1?sentinelServiceName=m&node=h:x&sentinelPassword=hunter2",
-        "redis-cluster://:hunter2@h:1/1",
-        "redis-cluster://:hunter2@h:1?nodes=b:1",
+        "redis-cluster://:hunter2@h:1/3",
+        "redis-cluster://:hunter2@h:1?node=h:x",
+        "redis-cluster://:hunter2@h:1?nodes=h:1",
         "redis+unix:///run/redis.sock",
     ] {
         let error = Leases::connect(url).await.unwrap_err();
@@ -288,5 +289,5 @@ async fn a_member_of_a_cluster_is_refused_as_it_connects() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     server.cmd(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     let Err(error) = Leases::connect(&server.url()).await else { panic!("it was taken") };
-    assert!(format!("{error:?}").contains("redis-cluster://"), "{error:?}");
+    assert!(format!("{error:?}").contains("name the cluster: `redis-cluster://`"), "{error:?}");
 }

@@ -160,7 +160,7 @@ async fn keys_that_would_share_a_line_are_refused_and_others_are_apart() {
 
 #[tokio::test]
 async fn a_url_that_cannot_work_is_refused_with_its_rule() {
-    for url in ["", "localhost:6379", "http://h", "redis://h:port", "redis-cluster://h?x=1", "redis-sentinel://h"] {
+    for url in ["", "localhost:6379", "http://h", "redis://h:port", "redis-cluster://h/1", "redis-sentinel://h"] {
         match RedisStore::connect(url).await {
             Err(Error::Invalid(invalid)) => assert_eq!(invalid.setting, "url", "{url}"),
             other => panic!("{url}: {other:?}"),

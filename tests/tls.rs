@@ -179,3 +179,19 @@ async fn sentinels_and_their_primary_are_both_spoken_to_over_tls() {
     leases.lease("k").acquire().await.unwrap().release().await.unwrap();
     assert_eq!(primary.keys(), ["{k}:fence"]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_members_of_a_cluster_are_spoken_to_over_tls() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (settings, port) = ours.settings("127.0.0.1", "no");
+    let settings: Vec<&str> = settings.iter().map(String::as_str).chain(["--tls-cluster", "yes"]).collect();
+    let member = Server::member(&settings);
+    member.cmd(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until("it serves", || member.cmd(&["CLUSTER", "INFO"]).text().unwrap().contains("cluster_state:ok")).await;
+    let nodes = || ServerConfig::new_clustered(vec![("127.0.0.1", port)]);
+    let leases = connect(nodes(), ours.trusted()).await.unwrap();
+    let lease = leases.lease("k").acquire().await.unwrap();
+    until("it hears, too", || !member.cmd(&["PUBSUB", "CHANNELS"]).list().is_empty()).await;
+    lease.release().await.unwrap();
+    assert_refused(connect(nodes(), theirs.trusted()).await, "UnknownIssuer");
+}

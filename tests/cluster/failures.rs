@@ -4,6 +4,7 @@ use crate::{
     support::{
         PATIENCE,
         cluster::{Cluster, NODE_TIMEOUT, PRIMARIES, slot},
+        proxy::Proxy,
         until, within,
     },
 };
@@ -126,6 +127,39 @@ async fn a_primary_that_hands_over_to_its_replica_is_left_with_the_next_operatio
 async fn a_cluster_that_serves_nothing_without_all_of_its_slots_costs_no_lease_on_the_others_either() {
     let cluster = Cluster::of(2 * PRIMARIES, &["--cluster-require-full-coverage", "yes"]);
     fails_over("a killed primary, full coverage required", cluster, false, |cluster| cluster.nodes[0].kill()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_is_cut_off_from_us_alone_costs_its_own_leases_and_no_other() {
+    let cluster = Cluster::start();
+    let proxy = Proxy::to(cluster.nodes[0].port());
+    cluster.announce(0, proxy.address().port());
+    let leases = leases(&cluster.url_of(&[cluster.nodes[1].port(), cluster.nodes[2].port()]), TTL / 3).await;
+    let mut held = vec![];
+    for n in 0..60 {
+        held.push(leases.lease(format!("held:{n}")).acquire().await.unwrap());
+    }
+    let (here, there): (Vec<_>, Vec<_>) = held.into_iter().partition(|lease| slot(lease.key().as_str()) < 5461);
+    assert!(!here.is_empty() && there.len() > 20, "{} and {}", here.len(), there.len());
+    let done = AtomicBool::new(false);
+    proxy.blackhole();
+    let lost = async {
+        for lease in &here {
+            within("the loss", lease.lost()).await;
+        }
+        done.store(true, Relaxed);
+    };
+    let probe = cluster.key_on(1, "probe");
+    let ((), (gap, _), least) = tokio::join!(lost, longest_gap(&leases, &probe, &done), least_valid(&there, &done));
+    println!(
+        "a primary cut off: {gap:?} without a lease on another, and what was held there was certain for {least:?}"
+    );
+    assert!(least > TTL / 6 && gap < SECOND, "{least:?}, {gap:?}");
+    assert!(there.iter().all(|lease| lease.is_held()));
+    proxy.pass();
+    let key = here[0].key().as_str();
+    let next = within("a lease", leases.lease(key).wait(PATIENCE).acquire()).await.unwrap();
+    assert!(next.fence() > here[0].fence());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

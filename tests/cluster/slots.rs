@@ -132,6 +132,34 @@ async fn a_slot_that_is_being_moved_serves_what_is_whole_on_either_side() {
     acquires(&leases, &names[0]).await;
 }
 
+/// Before Redis 7, `ASK` may mean that some keys are here. Who may not ask for the version takes it so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_ask_may_mean_that_some_keys_are_here_nothing_is_acquired_before_the_move_is_over() {
+    let cluster = Cluster::start();
+    for node in &cluster.nodes {
+        node.cmd(&["ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&leasehold:*", "+@all", "-info"]);
+    }
+    let leases = leases(&cluster.url().replace("://", "://worker:secret@"), SECOND).await;
+    let tag = cluster.key_on(0, "tag");
+    let [held, fresh] = ["held", "fresh"].map(|name| format!("{{{tag}}}:{name}"));
+    let lease = leases.lease(held.as_str()).acquire().await.unwrap();
+    cluster.begin_move(slot(&tag), 0, 1);
+    let error = leases.lease(fresh.as_str()).wait(SECOND).acquire().await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("moving this key's slot"), "{error}: {source}");
+    assert_eq!(asked(&cluster.nodes[1], &["EXISTS", &format!("{fresh}::fence")]).int(), 0);
+    let valid_until = lease.valid_until();
+    until("it is renewed", || lease.valid_until() > valid_until + SECOND).await;
+    cluster.move_keys(&[&held], 0, 1);
+    let valid_until = lease.valid_until();
+    until("it is renewed", || lease.valid_until() > valid_until + SECOND).await;
+    assert_eq!(within("the end", lease.release()).await.unwrap(), Released::Released);
+    let waits = tokio::spawn(leases.lease(fresh.as_str()).wait(PATIENCE).acquire());
+    cluster.end_move(slot(&tag), 0, 1);
+    within("a lease", waits).await.unwrap().unwrap().release().await.unwrap();
+    acquires(&leases, &held).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_leases_live_through_a_resharding() {
     let cluster = Cluster::start();

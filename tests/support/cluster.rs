@@ -138,6 +138,15 @@ impl Cluster {
         }
     }
 
+    /// Has a node say that it is on another port, and waits until all say so.
+    pub fn announce(&self, node: usize, port: u16) {
+        self.nodes[node].cmd(&["CONFIG", "SET", "cluster-announce-port", &port.to_string()]);
+        let known = format!("127.0.0.1:{port}@");
+        self.wait("everybody to know the port", |node| {
+            node.cmd(&["CLUSTER", "NODES"]).text().unwrap().contains(&known)
+        });
+    }
+
     /// Begins to move a slot: from then on, each key is with one of the two.
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();

@@ -1,7 +1,7 @@
 //! Where the server is, and as whom to speak to it.
 use super::{
-    cluster::{Departure, Topology},
-    sentinels::{self, Sentinels},
+    cluster::Topology,
+    sentinels::{Moves, Sentinels},
     server_info::{Doubt, ServerInfo},
 };
 use crate::{
@@ -35,7 +35,7 @@ struct Inner {
 enum Place {
     Fixed(Server),
     Sentinels(Sentinels),
-    /// Any node of it.
+    /// To be reached member by member.
     Cluster(Arc<Topology>),
     /// A primary of a cluster.
     Member(Server),
@@ -45,24 +45,8 @@ enum Place {
 pub(super) struct Target {
     pub(super) server: Server,
     pub(super) login: Config,
-    /// When to leave it, if others named it.
+    /// When to leave it, if the sentinels named it.
     pub(super) moves: Option<Moves>,
-}
-
-/// Tells a connection when its server is to be left.
-pub(super) enum Moves {
-    Sentinels(sentinels::Moves),
-    Cluster(Departure),
-}
-
-impl Moves {
-    /// Until it is to be left, and why.
-    pub(super) async fn away(&mut self) -> StoreError {
-        match self {
-            Moves::Sentinels(moves) => moves.away().await,
-            Moves::Cluster(departure) => departure.away().await,
-        }
-    }
 }
 
 impl Address {
@@ -196,14 +180,14 @@ impl Address {
             Place::Fixed(server) | Place::Member(server) => {
                 return open(Target { server: server.clone(), login: self.0.login.clone(), moves: None }).await;
             }
-            Place::Cluster(topology) => return Box::pin(self.reach_any(topology, open)).await,
+            Place::Cluster(_) => return Err(StoreError::unavailable("a cluster is reached member by member")),
             Place::Sentinels(sentinels) => sentinels,
         };
         let mut named = sentinels.primary().await?;
         loop {
             let server = named.remove(0);
             let login = self.0.login.clone();
-            let moves = Some(Moves::Sentinels(sentinels.moves_from(&server)));
+            let moves = Some(sentinels.moves_from(&server));
             let opened = tokio::select! {
                 opened = open(Target { server: server.clone(), login, moves }) => opened,
                 other = sentinels.another_than(&server) => {
@@ -217,22 +201,6 @@ impl Address {
                 opened => return opened,
             }
         }
-    }
-
-    /// Opens something at the first node that lets us.
-    async fn reach_any<T, F>(&self, topology: &Topology, open: impl Fn(Target) -> F) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, StoreError>>,
-    {
-        let mut trouble = StoreError::unavailable("no node of the cluster is known");
-        for server in topology.listeners() {
-            let moves = Some(Moves::Cluster(topology.departure(&server)));
-            match open(Target { server, login: self.0.login.clone(), moves }).await {
-                Err(why) if why.may_pass() => trouble = why,
-                opened => return opened,
-            }
-        }
-        Err(trouble)
     }
 
     /// Asks the sentinels or the cluster now and then, if it is they who know, and lets the connections know when a

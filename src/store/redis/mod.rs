@@ -51,7 +51,7 @@ pub use fred;
 /// and is excluded by them. Everything is done by one script whose operations each check, act and mark in one step.
 ///
 /// It keeps three connections, one of them for renewals alone and one to hear what the server has to say, and connects
-/// again by itself when one is lost. In a cluster each primary whose keys are used has the first two. They live on the
+/// again by itself when one is lost. In a cluster it keeps three with each primary whose keys are used. They live on the
 /// runtime on which [`connect`](RedisStore::connect) ran; calls may come from any runtime. Calls wait while there is no
 /// connection, so bound them.
 ///
@@ -246,8 +246,11 @@ impl Store for RedisStore {
         }
     }
 
-    /// Subscribes, on a connection of its own.
+    /// Subscribes, on a connection of its own: to the server, or to each primary whose keys are used.
     fn listen(&self, to: Pushes) {
+        if let Routes::Cluster(cluster) = &self.routes {
+            return cluster.listen(to);
+        }
         let (address, patience) = (self.address.clone(), self.settings.patience);
         self.runtime.spawn(inbox::hear(address, patience, to, self.closed.clone()));
     }

@@ -1,8 +1,9 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
-    address::{Address, Moves, Target},
+    address::{Address, Target},
     cluster::moving,
     protocol::{Answer, Arg, Had, LONGEST, Op, PAGE, Sending, Verb, Word},
+    sentinels::Moves,
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},
 };
@@ -66,7 +67,7 @@ pub(super) type Sent = Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Sen
 pub(super) struct Wire {
     pub(super) client: Client,
     task: ConnectHandle,
-    /// When to leave the server, if others named it.
+    /// When to leave the server, if sentinels named it.
     moves: Option<Moves>,
     /// Those that have to have what is claimed or renewed.
     replicas: Option<Replicas>,

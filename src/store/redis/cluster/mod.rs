@@ -1,4 +1,5 @@
 //! A Redis Cluster: to each primary links of its own, so that one primary's trouble stays its own.
+mod journey;
 mod lists;
 pub(super) mod moving;
 mod redirect;
@@ -6,21 +7,17 @@ mod shard;
 mod slots;
 mod topology;
 
-pub(super) use self::{
-    lists::by_slot,
-    shard::Way,
-    topology::{Departure, Topology},
-};
-use self::{redirect::Redirect, shard::Shards};
+use self::{journey::Journey, shard::Shards};
+pub(super) use self::{lists::by_slot, shard::Way, topology::Topology};
 use super::{
     address::Address,
-    protocol::{Answer, Op, Sending},
+    protocol::{Answer, Op},
 };
-use crate::{Key, clock::jittered, error::StoreError};
+use crate::{Key, error::StoreError, store::Pushes};
 use fred::types::config::Server;
 use futures_util::future::join_all;
 use std::{collections::HashMap, sync::Arc, time::Duration};
-use tokio::{runtime::Handle, time::Instant};
+use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// How often one looks for servers that are silent, for they may no longer be the ones, and for those that are of no use any
@@ -29,12 +26,6 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// How much longer a server has to answer once another keeps the slot: if it lives, it says so at once.
 const LAST_WORD: Duration = Duration::from_millis(25);
-
-/// The first and the longest pause before an operation is sent again.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(64));
-
-/// So often an operation is sent on without a pause: from a server that has just lost its slot.
-const AT_ONCE: u32 = 2;
 
 /// Sends each operation to the primary that keeps its slot.
 pub(super) struct Cluster {
@@ -93,6 +84,15 @@ impl Cluster {
     /// Renewals of one primary's may share a list.
     pub(super) fn lane(&self, key: &Key) -> u32 {
         self.topology.slots().lane(fred::util::redis_keyslot(key.as_str().as_bytes()))
+    }
+
+    /// Leaves word of what the primaries say, each of whose keys are used.
+    ///
+    /// What is published at one node is told at all, so one subscription would do for a cluster; but what comes from another
+    /// node may be late by some 40 ms, for the nodes' own connections wait for full packets. So there is one at each primary
+    /// whose keys are used: it tells its own at once. What comes a second time is for nobody any more.
+    pub(super) fn listen(&self, to: Pushes) {
+        self.shards.listen(to);
     }
 
     /// As a link's.
@@ -211,138 +211,6 @@ impl Cluster {
 }
 
 const NOBODY: &str = "no server of the cluster keeps this key's slot now; see CLUSTER INFO";
-
-/// An operation on its way to the server that keeps its slot.
-struct Journey<'a> {
-    cluster: &'a Cluster,
-    way: Way,
-    op: Op,
-    /// How it is sent next.
-    sending: Sending,
-    began: Instant,
-    /// How often it was sent on.
-    turns: u32,
-    /// Why it has to wait before it is sent again.
-    waits: Option<StoreError>,
-    /// The server to ask next, to which the slot is being moved.
-    asking: Option<Server>,
-}
-
-impl<'a> Journey<'a> {
-    fn new(cluster: &'a Cluster, way: Way, op: Op) -> Self {
-        Journey {
-            cluster,
-            way,
-            op,
-            sending: Sending::Listed,
-            began: Instant::now(),
-            turns: 0,
-            waits: None,
-            asking: None,
-        }
-    }
-
-    /// The answer, unless it only says where to go next.
-    fn met(&mut self, server: &Server, answer: Result<Answer, StoreError>) -> Option<Result<Answer, StoreError>> {
-        let error = match answer {
-            Err(error) => error,
-            answered => return Some(answered),
-        };
-        let topology = &self.cluster.topology;
-        match Redirect::of(&error, server) {
-            None => {
-                if error.may_pass() {
-                    topology.doubt();
-                }
-                return Some(Err(error));
-            }
-            Some(Redirect::Moved(to)) => {
-                topology.moved(self.op.slot(), &to);
-                self.sending = Sending::Alone;
-                self.turn(error);
-            }
-            Some(Redirect::Ask(to)) => {
-                match self.sending {
-                    // Some of its keys are here, but not the first.
-                    Sending::Bare { asking: false } if self.op.bare(true).is_some() => {
-                        self.sending = Sending::Bare { asking: true };
-                    }
-                    Sending::Bare { .. } => {
-                        self.again(error);
-                        return None;
-                    }
-                    // Not all that share a list with it may be elsewhere.
-                    Sending::Listed if !topology.slots().exact => {
-                        self.sending = Sending::Alone;
-                        return None;
-                    }
-                    _ => self.sending = Sending::Asking { all_keys: !topology.slots().exact },
-                }
-                self.asking = Some(to);
-                self.turn(error);
-            }
-            Some(Redirect::TryAgain) => match self.sending {
-                Sending::Alone if self.op.bare(false).is_some() => {
-                    self.sending = Sending::Bare { asking: false };
-                    self.turn(error);
-                }
-                // In a list, it may have been another's keys.
-                Sending::Listed => self.sending = Sending::Alone,
-                _ => self.again(error),
-            },
-            Some(Redirect::Replica) => {
-                topology.doubt();
-                self.again(error);
-            }
-            Some(Redirect::Down) => {
-                topology.doubt();
-                // The client library tells everybody who waits what only one was told.
-                if !self.op.verb.may_be_sent_again() {
-                    return Some(Err(error));
-                }
-                self.again(error);
-            }
-        }
-        None
-    }
-
-    /// What is to be sent.
-    fn next(&self) -> Op {
-        match self.sending {
-            Sending::Bare { asking } => self.op.bare(asking),
-            _ => None,
-        }
-        .unwrap_or_else(|| Op { sending: self.sending, ..self.op.clone() })
-    }
-
-    /// It is to be sent elsewhere: at once, unless it has come around too often.
-    fn turn(&mut self, why: StoreError) {
-        self.turns += 1;
-        if self.turns > AT_ONCE {
-            self.waits = Some(why);
-        }
-    }
-
-    /// It is to be sent again, after a pause.
-    fn again(&mut self, why: StoreError) {
-        self.sending = Sending::Alone;
-        self.turns += 1;
-        self.waits = Some(why);
-    }
-
-    /// The pause before it is sent again. Whoever asks again by itself is told why there is no answer while there is time
-    /// to.
-    async fn rest(&mut self) -> Result<(), StoreError> {
-        let Some(why) = self.waits.take() else { return Ok(()) };
-        let patience = if self.op.is_asked_again() { self.cluster.patience / 4 } else { self.cluster.patience };
-        if self.began.elapsed() >= patience {
-            return Err(why);
-        }
-        let pause = (PAUSE.0 * 2_u32.saturating_pow(self.turns.saturating_sub(1))).min(PAUSE.1);
-        self.cluster.pause(jittered(pause)).await;
-        Ok(())
-    }
-}
 
 fn over() -> StoreError {
     StoreError::unavailable("the runtime on which the connections to Redis lived has ended; connect anew")

@@ -226,20 +226,6 @@ impl Topology {
         nodes
     }
 
-    /// Where one may listen to the cluster, for what is published at one node is told at all of them: any order, but
-    /// primaries first.
-    pub(in super::super) fn listeners(&self) -> Vec<Server> {
-        let slots = self.slots();
-        let mut nodes = slots.primaries().to_vec();
-        fastrand::shuffle(&mut nodes);
-        for node in self.nodes() {
-            if !nodes.contains(&node) {
-                nodes.push(node);
-            }
-        }
-        nodes
-    }
-
     /// Learns the map when there is doubt, and now and then. Never ends.
     pub(in super::super) async fn follow(&self) {
         let mut pace = PACE.0;
@@ -257,10 +243,6 @@ impl Topology {
             pace = (pace * 2).min(PACE.1);
         }
     }
-
-    pub(in super::super) fn departure(&self, server: &Server) -> Departure {
-        Departure { server: server.clone(), map: self.map.subscribe() }
-    }
 }
 
 impl fmt::Display for Topology {
@@ -270,22 +252,6 @@ impl fmt::Display for Topology {
             write!(f, "{}{seed}", if i == 0 { "" } else { ", " })?;
         }
         Ok(())
-    }
-}
-
-/// Tells when a node is one of the cluster's no longer.
-pub(in super::super) struct Departure {
-    server: Server,
-    map: watch::Receiver<Arc<Slots>>,
-}
-
-impl Departure {
-    pub(in super::super) async fn away(&mut self) -> StoreError {
-        let gone = |slots: &Arc<Slots>| !slots.nodes().any(|node| *node == self.server);
-        if self.map.wait_for(gone).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        StoreError::unavailable("the node is one of the cluster's no longer")
     }
 }
 
