@@ -62,6 +62,9 @@ fn in_memory(c: &mut Criterion) {
     let runtime = runtime();
     let _here = runtime.enter();
     let lease: Lease = runtime.block_on(Leases::in_memory().lease("k").acquire()).unwrap();
+    c.bench_function("the clock that counts suspension", |b| {
+        b.iter(|| rustix::time::clock_gettime(black_box(rustix::time::ClockId::Boottime)));
+    });
     c.bench_function("ensure_held", |b| b.iter(|| black_box(&lease).ensure_held().unwrap()));
     c.bench_function("a poll of guarded work", |b| {
         let mut guard = pin!(lease.guard(Yields));

@@ -7,6 +7,8 @@
 mod spent;
 #[path = "../tests/support/mod.rs"]
 mod support;
+#[path = "support/threads.rs"]
+mod threads;
 
 use leasehold::{Lease, Leases};
 use peak_alloc::PeakAlloc;
@@ -19,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use support::server::Server;
+use threads::Threads;
 use tokio::task::JoinSet;
 
 #[global_allocator]
@@ -34,6 +37,7 @@ async fn main() {
     let wanted = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(10_000);
     let server = Server::start();
     let leases = Leases::builder().ttl(TTL).connect(&server.url()).await.unwrap();
+    let renewing = Threads::running();
     let other = Other::start(&server).await;
     let (alone, before) = (other.slowest_over(Duration::from_secs(5)).await, HEAP.current_usage());
 
@@ -46,13 +50,16 @@ async fn main() {
     println!("another's acquire and release, slowest: {:?} meanwhile, {alone:?} before", other.slowest());
 
     let (spent, executed) = (Spent::now(&server), evalsha(&server) - other.calls.load(Relaxed));
+    let renewing_before = renewing.spent();
     let (start, mut worst) = (Instant::now(), TTL);
     while start.elapsed() < 3 * TTL {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // To look at all of them is work too; at any time some are about to be renewed.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         worst = worst.min(held.iter().map(|lease| lease.valid_for()).min().unwrap());
     }
     let (held_for, lost) = (start.elapsed(), held.iter().filter(|lease| !lease.is_held()).count());
     let spent = Spent::now(&server).since(&spent, held_for);
+    let renewing = (renewing.spent() - renewing_before) / held_for.as_secs_f64();
     let rounds = held_for.as_secs_f64() / (TTL / 3).as_secs_f64();
     println!("held for {held_for:.0?}: {lost} lost");
     println!("validity left, at worst: {:.2} of the TTL", worst.as_secs_f64() / TTL.as_secs_f64());
@@ -61,7 +68,10 @@ async fn main() {
         TTL / 3,
         (evalsha(&server) - other.calls.load(Relaxed) - executed) as f64 / rounds
     );
-    println!("cores busy: {:.3} in this process, {:.3} in Redis", spent.here, spent.redis);
+    println!(
+        "cores busy: {renewing:.3} in the thread that renews, {:.3} in this process, {:.3} in Redis",
+        spent.here, spent.redis
+    );
     println!("another's acquire and release, slowest: {:?}", other.slowest());
 
     // A release each would take longer than the rest.

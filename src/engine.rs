@@ -36,10 +36,18 @@ pub(crate) struct Engine {
     /// When the watchdog last looked.
     beat: AtomicU64,
     pub(crate) host: Host,
+    /// How much longer than usual an answer of the store may take; see `Replicas`.
+    pub(crate) slack: Duration,
 }
 
 impl Engine {
-    pub(crate) fn new(store: Arc<dyn DynStore>, clock: Clock, identity: Identity, host: Host) -> Arc<Engine> {
+    pub(crate) fn new(
+        store: Arc<dyn DynStore>,
+        clock: Clock,
+        identity: Identity,
+        host: Host,
+        slack: Duration,
+    ) -> Arc<Engine> {
         Arc::new(Engine {
             beat: AtomicU64::new(clock.now().0),
             store,
@@ -52,6 +60,7 @@ impl Engine {
             closing: CancellationToken::new(),
             retired: AtomicBool::new(false),
             host,
+            slack,
         })
     }
 
@@ -123,12 +132,13 @@ impl Engine {
     /// One exchange with the store, bounded.
     ///
     /// # Errors
-    /// What the store said, or that it said nothing within `limit`.
+    /// What the store said, or that it said nothing within `limit` and the slack.
     pub(crate) async fn bounded<T>(
         &self,
         limit: Duration,
         exchange: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
+        let limit = limit + self.slack;
         tokio::time::timeout(limit, exchange)
             .await
             .unwrap_or_else(|_| Err(StoreError::unavailable(format!("no answer within {limit:?}"))))

@@ -208,6 +208,17 @@ pub enum StoreError {
     Unavailable(Cause),
     /// A refusal that will not pass by itself: permissions, a key of another type, no memory.
     Refused(Cause),
+    /// It was done, but too few replicas are known to have it; see
+    /// [`LeasesBuilder::replicas`](crate::LeasesBuilder::replicas). An acquisition is undone; a renewal stands.
+    #[non_exhaustive]
+    Replicas {
+        /// How many were asked for.
+        wanted: u32,
+        /// How many are known to have it.
+        had: u32,
+        /// Why the store could not count them, if it could not.
+        why: Option<Box<StoreError>>,
+    },
 }
 
 impl StoreError {
@@ -221,24 +232,31 @@ impl StoreError {
         StoreError::Refused(Cause { what: what.into(), source: None })
     }
 
+    /// It was done, and of the `wanted` replicas `had` have it: try again when more of them follow.
+    pub fn replicas(wanted: u32, had: u32) -> Self {
+        StoreError::Replicas { wanted, had, why: None }
+    }
+
     /// Keeps the store's own words.
     #[must_use]
     pub fn with_source(self, source: impl StdError + Send + Sync + 'static) -> Self {
-        let with = |cause: Cause| Cause { source: Some(Arc::new(source)), ..cause };
+        let with = |cause: Cause, source| Cause { source: Some(Arc::new(source)), ..cause };
         match self {
-            StoreError::Unavailable(cause) => StoreError::Unavailable(with(cause)),
-            StoreError::Refused(cause) => StoreError::Refused(with(cause)),
+            StoreError::Unavailable(cause) => StoreError::Unavailable(with(cause, source)),
+            StoreError::Refused(cause) => StoreError::Refused(with(cause, source)),
+            StoreError::Replicas { wanted, had, .. } => {
+                let why = StoreError::unavailable("the replicas could not be counted").with_source(source);
+                StoreError::Replicas { wanted, had, why: Some(Box::new(why)) }
+            }
         }
     }
 
     /// Whether it may pass by itself.
     pub fn may_pass(&self) -> bool {
-        matches!(self, StoreError::Unavailable(_))
-    }
-
-    fn cause(&self) -> &Cause {
         match self {
-            StoreError::Unavailable(cause) | StoreError::Refused(cause) => cause,
+            StoreError::Unavailable(_) => true,
+            StoreError::Refused(_) => false,
+            StoreError::Replicas { why, .. } => why.as_ref().is_none_or(|why| why.may_pass()),
         }
     }
 }
@@ -248,13 +266,19 @@ impl fmt::Display for StoreError {
         match self {
             StoreError::Unavailable(cause) => write!(f, "the store is unavailable: {}", cause.what),
             StoreError::Refused(cause) => write!(f, "the store refused: {}", cause.what),
+            StoreError::Replicas { wanted, had, .. } => {
+                write!(f, "too few replicas have it: {had} of the {wanted} that were asked for")
+            }
         }
     }
 }
 
 impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.cause().source.as_deref().map(|s| s as _)
+        match self {
+            StoreError::Unavailable(cause) | StoreError::Refused(cause) => cause.source.as_deref().map(|s| s as _),
+            StoreError::Replicas { why, .. } => why.as_deref().map(|why| why as _),
+        }
     }
 }
 
@@ -293,6 +317,18 @@ mod tests {
         let source = error.source().unwrap();
         assert_eq!(source.to_string(), "the store refused: the user may not run scripts; grant +eval +evalsha");
         assert_eq!(source.source().unwrap().to_string(), "NOPERM this user has no permissions");
+    }
+
+    #[test]
+    fn too_few_replicas_is_told_with_their_number_and_with_what_kept_them_from_being_counted() {
+        let counted = StoreError::replicas(2, 1);
+        assert_eq!(counted.to_string(), "too few replicas have it: 1 of the 2 that were asked for");
+        assert!(counted.may_pass() && counted.source().is_none());
+        let uncounted = StoreError::replicas(2, 0).with_source(std::io::Error::other("UNBLOCKED"));
+        assert!(uncounted.may_pass(), "{uncounted:?}");
+        assert_eq!(uncounted.source().unwrap().source().unwrap().to_string(), "UNBLOCKED");
+        let why = Some(Box::new(StoreError::refused("no WAIT")));
+        assert!(!StoreError::Replicas { wanted: 2, had: 0, why }.may_pass());
     }
 
     #[test]

@@ -162,7 +162,7 @@ mod tests {
     };
 
     fn keeper(store: impl Store, clock: Clock, me: &Identity) -> Keeper {
-        Keeper(Engine::new(Arc::new(store), clock, me.clone(), Host::callers()))
+        Keeper(Engine::new(Arc::new(store), clock, me.clone(), Host::callers(), Duration::ZERO))
     }
 
     /// As the watchdog takes it.

@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 pub enum LeaseState {
     /// Ownership is certain.
     Held,
-    /// Ownership is certain, but the last renewal failed or wasn't answered in time. Another is being tried.
+    /// Ownership is certain, but the last renewal failed or wasn't answered in time, and another is being tried; or too few
+    /// [replicas](crate::LeasesBuilder::replicas) have it.
     AtRisk,
     /// Ownership can't be shown any more.
     Lost(LossReason),

@@ -4,7 +4,7 @@ use crate::{
     engine::{EXCHANGE, Engine, Keeper},
     error::{Error, Invalid},
     host::Host,
-    settings::{Settings, Wait},
+    settings::{Replicas, Settings, Wait},
     store::{
         FencedWrite, Holding, Identity, MemoryStore, Pushes, Store,
         quorum::QuorumStore,
@@ -199,7 +199,7 @@ impl Leases {
     /// has its lease's grace to finish and is dropped after it; then everything is released. Returns when that is done, or
     /// when the store doesn't confirm it in time: then the TTLs free the keys. Dropped midway, it goes on.
     pub async fn shutdown(&self) {
-        let patience = self.defaults.plan().map_or(EXCHANGE, |plan| EXCHANGE.max(plan.attempt * 4));
+        let patience = self.defaults.plan().map_or(EXCHANGE, |plan| EXCHANGE.max(plan.attempt * 4) + self.keeper.slack);
         self.keeper.shut_down(patience).await;
     }
 
@@ -281,6 +281,35 @@ impl LeasesBuilder {
         self
     }
 
+    /// A lease counts only when the server says (`WAIT`) that at least `wanted` of its replicas have it, for which it is given
+    /// the time `within`: 1 ms to one [`attempt`](LeasesBuilder::attempt).
+    ///
+    /// An acquisition that fewer replicas have is undone, and fails with [`StoreError::Replicas`], which says how many had it.
+    /// A renewal that fewer have stands, for the server has renewed the lease: that is a `warn` event and
+    /// [`LeaseState::AtRisk`](crate::LeaseState::AtRisk), taken back when enough have it again.
+    ///
+    /// What a call may take grows by twice `within`, for a server answers one connection's calls one after the other: while
+    /// replicas are missing, each list of claims or renewals holds up its connection for `within`. Validity still counts from
+    /// before the first send. It makes no lease safe against a failover; `docs/topologies.md` says what it is worth.
+    ///
+    /// For [`connect`](LeasesBuilder::connect) and [`connect_with`](LeasesBuilder::connect_with); a cluster, a quorum and a
+    /// store of your own refuse it.
+    ///
+    /// ```no_run
+    /// # async fn doc() -> leasehold::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let builder = leasehold::Leases::builder().replicas(1, Duration::from_millis(200));
+    /// let leases = builder.connect("redis://127.0.0.1:6379").await?;
+    /// # let _ = leases; Ok(()) }
+    /// ```
+    ///
+    /// [`StoreError::Replicas`]: crate::StoreError::Replicas
+    pub fn replicas(mut self, wanted: u32, within: Duration) -> Self {
+        self.settings.replicas = Some(Replicas { wanted, within });
+        self
+    }
+
     /// In a quorum of servers: how long one that has just started takes no part in new leases, because it may have forgotten
     /// what it knew. See [`QuorumStore::quarantine`].
     pub fn quarantine(mut self, quarantine: Duration) -> Self {
@@ -295,6 +324,7 @@ impl LeasesBuilder {
     /// Settings that can't work, each with the rule that it breaks.
     pub fn build(self, store: impl Store) -> Result<Leases, Invalid> {
         self.settings.plan()?;
+        self.without_replicas("for servers that `connect` reaches; a `RedisStore` has `replicas` of its own")?;
         let identity = self.identity()?;
         Ok(self.assemble(store, identity, Host::callers()))
     }
@@ -339,6 +369,7 @@ impl LeasesBuilder {
         let identity = self.identity()?;
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
         let host = Host::own().map_err(unable)?;
+        let address = address.with_replicas(self.settings.replicas)?;
         let settings = redis::Settings { patience: plan.attempt * 2 };
         // Boxed, here and below: futures within futures grow so deep that a caller's crate would need a higher `recursion_limit`.
         let store = host.run(Box::pin(RedisStore::open(address, settings))).await.map_err(unable)??;
@@ -351,6 +382,7 @@ impl LeasesBuilder {
     /// Those of [`Leases::quorum`], and settings that can't work.
     pub async fn connect_quorum(self, urls: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Leases> {
         let plan = self.settings.plan()?;
+        self.without_replicas("not in a quorum: its members have no replicas, and a majority of them has each lease")?;
         let identity = self.identity()?;
         let addresses = redis::addresses(urls)?;
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
@@ -364,13 +396,18 @@ impl LeasesBuilder {
         Ok(self.assemble(store, identity, host))
     }
 
+    fn without_replicas(&self, rule: &'static str) -> Result<(), Invalid> {
+        self.settings.replicas.map_or(Ok(()), |_| Err(Invalid::new("replicas", rule)))
+    }
+
     fn identity(&self) -> Result<Identity, Invalid> {
         Identity::new(self.label.clone().unwrap_or_else(|| Identity::default_label().into()))
     }
 
     fn assemble(self, store: impl Store, identity: Identity, host: Host) -> Leases {
         let store = Arc::new(store);
-        let engine = Engine::new(store.clone(), self.clock, identity.clone(), host);
+        let slack = self.settings.replicas.map_or(Duration::ZERO, |replicas| replicas.slack());
+        let engine = Engine::new(store.clone(), self.clock, identity.clone(), host, slack);
         let hearer = Arc::downgrade(&engine);
         store.listen(Pushes::new(identity, move |push| match hearer.upgrade() {
             Some(engine) => {

@@ -16,8 +16,13 @@ use crate::{
     term::{self, Term},
     waiting::Word,
 };
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 /// An acquisition under way. When it is dropped without having caught a lease, it leaves nothing behind.
 pub(crate) struct Pursuit {
@@ -51,6 +56,9 @@ enum Obstacle {
     },
     Store(StoreError),
 }
+
+/// Claims on their way: seldom more than one. Not `FuturesUnordered`, which wakes its own task at every first poll of one.
+type OnTheirWay = Vec<Pin<Box<dyn Future<Output = Asked> + Send>>>;
 
 /// A claim that was sent, and what came of it.
 struct Asked {
@@ -98,10 +106,10 @@ impl Pursuit {
         let clock = self.keeper.clock().clone();
         // Before the first claim is sent: a grant may overtake the answer to it.
         let mut listener = self.waits().then(|| self.keeper.waiting.listen(&self.owner));
-        let mut asked = FuturesUnordered::new();
+        let mut asked = OnTheirWay::new();
         // The first claim always has the time of one attempt, however short the wait.
         let first = self.plan.claim_window().min(self.left().max(self.plan.attempt));
-        asked.push(self.ask(first));
+        asked.push(Box::pin(self.ask(first)));
         loop {
             // With the wait over, what is still on its way may yet bring the lease; nothing new is sent.
             if self.left().is_zero() && asked.is_empty() {
@@ -110,7 +118,7 @@ impl Pursuit {
             let wake_at = if self.left().is_zero() { Moment::NEVER } else { self.ask_at.min(self.ends_at()) };
             tokio::select! {
                 biased;
-                Some(asked) = asked.next(), if !asked.is_empty() => {
+                asked = answered(&mut asked), if !asked.is_empty() => {
                     if let Some(lease) = self.heard(asked)? {
                         return Ok(lease);
                     }
@@ -122,7 +130,7 @@ impl Pursuit {
                 }
                 () = clock.sleep_until(wake_at), if wake_at != Moment::NEVER => {
                     if clock.now() >= self.ask_at && !self.left().is_zero() {
-                        asked.push(self.ask(self.plan.claim_window().min(self.left())));
+                        asked.push(Box::pin(self.ask(self.plan.claim_window().min(self.left()))));
                     }
                     self.complain();
                 }
@@ -154,6 +162,12 @@ impl Pursuit {
     /// An answer counts from when its claim was sent (rule C1).
     fn heard(&mut self, Asked { sent, cut_short, answer }: Asked) -> Result<Option<Lease>> {
         match answer {
+            // We have it, and may not use it: the drop gives it back. Nobody is in the way, so there is no use in waiting.
+            Err(error @ StoreError::Replicas { .. }) => {
+                self.answered(sent);
+                self.engaged = true;
+                Err(Error::store("acquire", &self.key, error))
+            }
             Err(error) if error.may_pass() => {
                 // It may have been carried out all the same, so it stays unanswered.
                 self.engaged = true;
@@ -350,6 +364,20 @@ impl Drop for Pursuit {
     }
 }
 
+/// The next claim that is answered.
+async fn answered(asked: &mut OnTheirWay) -> Asked {
+    poll_fn(|cx| {
+        for at in 0..asked.len() {
+            if let Poll::Ready(answer) = asked[at].as_mut().poll(cx) {
+                drop(asked.remove(at));
+                return Poll::Ready(answer);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
 async fn word(listener: &mut Option<crate::waiting::Listener>) -> Word {
     match listener {
         Some(listener) => listener.word().await,
@@ -375,7 +403,7 @@ mod tests {
         let store = Arc::new(MemoryStore::with_clock(clock.clone()));
         let other = Claim::new("k".into(), Owner::draw(&me).unwrap(), Duration::from_secs(30));
         store.claim(&other).await.unwrap();
-        let keeper = Arc::new(Keeper(Engine::new(store, clock, me, Host::callers())));
+        let keeper = Arc::new(Keeper(Engine::new(store, clock, me, Host::callers(), Duration::ZERO)));
         let mut pursuit = Pursuit::new(keeper, "k".into(), Settings::default().plan().unwrap()).unwrap();
         let window = pursuit.plan.claim_window();
         let (one, two) = (pursuit.ask(window), pursuit.ask(window));

@@ -26,6 +26,32 @@ impl From<Duration> for Wait {
     }
 }
 
+/// How many replicas have to have a lease, and how long the server waits for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replicas {
+    pub(crate) wanted: u32,
+    pub(crate) within: Duration,
+}
+
+impl Replicas {
+    /// # Errors
+    /// When they ask for nothing. To Redis, no time would mean for ever.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        if self.wanted == 0 {
+            return Err(Invalid::new("replicas", "at least one; leave the setting out to wait for none"));
+        }
+        if self.within < Duration::from_millis(1) {
+            return Err(Invalid::new("replicas", "`within` is at least 1 ms"));
+        }
+        Ok(())
+    }
+
+    /// How much longer a call may take: the server may still be waiting for what was asked before it.
+    pub(crate) fn slack(&self) -> Duration {
+        self.within.saturating_mul(2)
+    }
+}
+
 /// What was set, by whoever set it: the builder for all leases, a request for its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
@@ -36,6 +62,7 @@ pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
     /// A lease that is never renewed: it ends with its TTL.
     pub(crate) fixed: bool,
+    pub(crate) replicas: Option<Replicas>,
 }
 
 /// Settings that work together.
@@ -69,6 +96,7 @@ impl Settings {
             wait: self.wait.or(defaults.wait),
             max_hold: self.max_hold.or(defaults.max_hold),
             fixed: self.fixed,
+            replicas: defaults.replicas,
         }
     }
 
@@ -100,6 +128,20 @@ impl Settings {
                 "max_hold",
                 "longer than the grace, or the work would be told to stop as it starts",
             ));
+        }
+        if let Some(replicas) = self.replicas {
+            replicas.check()?;
+            if replicas.within > attempt {
+                return Err(Invalid::new("replicas", "`within` is at most an `attempt`: shorten it, or lengthen that"));
+            }
+            // Or too few replicas could cost a lease that the server renews.
+            if !self.fixed && replicas.slack() + attempt > ttl * 2 / 3 - grace {
+                return Err(Invalid::new(
+                    "replicas",
+                    "twice `within` and an `attempt` fit between a renewal and the cancellation, two thirds of the ttl less \
+                     the grace: shorten it, or lengthen the ttl",
+                ));
+            }
         }
         let wait = self.wait.unwrap_or(Wait::UpTo(ttl));
         Ok(Plan { ttl, grace, attempt, wait, max_hold: self.max_hold, renews: !self.fixed })
@@ -157,6 +199,31 @@ mod tests {
         assert_eq!(refused(Settings { attempt: ms(9), ..with(ms(1000)) }), Some("attempt"));
         assert_eq!(refused(Settings { max_hold: ms(100), ..with(ms(1000)) }), Some("max_hold"));
         assert_eq!(refused(Settings { max_hold: ms(101), ..with(ms(1000)) }), None);
+    }
+
+    #[test]
+    fn replicas_are_waited_for_no_longer_than_an_attempt_and_never_so_long_that_a_lease_would_end() {
+        let with = |wanted, within| Settings {
+            ttl: ms(6000),
+            replicas: Some(Replicas { wanted, within: Duration::from_micros(within) }),
+            ..Settings::default()
+        };
+        let rule = |settings: Settings| settings.plan().map_or_else(|invalid| invalid.to_string(), |_| String::new());
+        assert_eq!(rule(with(1, 1_000_000)), "", "the usual attempt is a sixth of the ttl");
+        for (settings, says) in [
+            (with(0, 100_000), "at least one"),
+            (with(1, 999), "at least 1 ms"),
+            (with(1, 0), "at least 1 ms"),
+            (with(1, 1_000_001), "at most an `attempt`"),
+            (Settings { attempt: ms(2000), ..with(1, 2_000_000) }, "lengthen the ttl"),
+            (Settings { grace: ms(1900), ..with(1, 1_000_000) }, "lengthen the ttl"),
+            // What a request makes of it.
+            (Settings { ttl: ms(600), ..Settings::default() }.over(&with(1, 1_000_000)), "at most an `attempt`"),
+        ] {
+            let said = rule(settings);
+            assert!(said.starts_with("`replicas`: ") && said.contains(says), "{said}, not {says}");
+        }
+        assert_eq!(rule(Settings { fixed: true, attempt: ms(2000), ..with(1, 2_000_000) }), "", "it is never renewed");
     }
 
     #[test]

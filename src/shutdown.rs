@@ -29,7 +29,7 @@ impl Engine {
             tenure.cap(now.after(tenure.plan.grace), LossReason::Shutdown);
         }
         for tenure in &tenures {
-            patience = patience.max(tenure.plan.attempt * 4);
+            patience = patience.max(tenure.plan.attempt * 4 + self.slack);
             let Lost { reason, .. } = tenure.over().await;
             // Its handle may never be dropped. A release by the handle is under way, and waited for below.
             if reason != LossReason::Released && tenure.leaves_something(&reason) {

@@ -312,7 +312,7 @@ impl Tenure {
     pub(crate) fn settling(&self) -> Option<Settling> {
         let mut state = self.lock();
         (state.in_flight > 0)
-            .then(|| Settling { settled: state.settled.get_or_insert_default().clone(), at_most: self.plan.attempt })
+            .then(|| Settling { settled: state.settled.get_or_insert_default().clone(), at_most: self.an_attempt() })
     }
 
     /// Whether the store may still have something of ours once the lease has been lost for this reason. What the store said
@@ -334,6 +334,11 @@ impl Tenure {
             again_at: (now < self.echo_until).then_some(self.echo_until),
             parting: self.keeper.partings.begin(),
         });
+    }
+
+    /// How long one attempt may take, with what the store may take longer.
+    fn an_attempt(&self) -> Duration {
+        self.plan.attempt + self.keeper.slack
     }
 
     fn close(&self) {

@@ -1,11 +1,11 @@
 //! Who waits in this process, and what the store says to them without being asked.
 use crate::store::Owner;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 /// What is said to one who waits.
@@ -31,16 +31,35 @@ struct Room {
 struct Waiter {
     /// They are told in the order in which they came.
     turn: u64,
-    words: mpsc::UnboundedSender<Word>,
+    words: Arc<Words>,
+}
+
+/// What was said to one of them and not heard yet. Not a channel, for that wakes its receiver when its sender goes: most
+/// acquisitions hear nothing, and each would wake itself as it ends.
+#[derive(Default)]
+struct Words {
+    said: Mutex<VecDeque<Word>>,
+    more: Notify,
+}
+
+impl Words {
+    fn say(&self, word: Word) {
+        self.said().push_back(word);
+        self.more.notify_one();
+    }
+
+    fn said(&self) -> MutexGuard<'_, VecDeque<Word>> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Waiting {
     /// Begins to listen for words to this owner, until the listener is dropped.
     pub(crate) fn listen(&self, owner: &Owner) -> Listener {
-        let (sender, words) = mpsc::unbounded_channel();
+        let words = Arc::<Words>::default();
         let mut room = self.lock();
         room.came += 1;
-        let waiter = Waiter { turn: room.came, words: sender };
+        let waiter = Waiter { turn: room.came, words: words.clone() };
         room.waiters.insert(*owner.id(), waiter);
         drop(room);
         Listener { waiting: self.clone(), id: *owner.id(), words }
@@ -48,18 +67,18 @@ impl Waiting {
 
     pub(crate) fn granted(&self, owner: &str, fence: u64, length: Duration) {
         let Some(id) = owner.rsplit('/').next().and_then(|id| Uuid::try_parse(id).ok()) else { return };
-        if let Some(waiter) = self.lock().waiters.get(&id) {
-            // It fails when the waiter is just leaving.
-            let _ = waiter.words.send(Word::Granted { fence, length });
+        // Said outside of the lock: to wake somebody is to run other people's code.
+        let words = self.lock().waiters.get(&id).map(|waiter| waiter.words.clone());
+        if let Some(words) = words {
+            words.say(Word::Granted { fence, length });
         }
     }
 
     pub(crate) fn ask_all(&self) {
-        let room = self.lock();
-        let mut waiters: Vec<_> = room.waiters.values().collect();
-        waiters.sort_unstable_by_key(|waiter| waiter.turn);
-        for waiter in waiters {
-            let _ = waiter.words.send(Word::Ask);
+        let mut waiters: Vec<_> = self.lock().waiters.values().map(|w| (w.turn, w.words.clone())).collect();
+        waiters.sort_unstable_by_key(|(turn, _)| *turn);
+        for (_, words) in waiters {
+            words.say(Word::Ask);
         }
     }
 
@@ -72,16 +91,19 @@ impl Waiting {
 pub(crate) struct Listener {
     waiting: Waiting,
     id: Uuid,
-    words: mpsc::UnboundedReceiver<Word>,
+    words: Arc<Words>,
 }
 
 impl Listener {
     /// The next word. Cancel-safe.
     pub(crate) async fn word(&mut self) -> Word {
-        match self.words.recv().await {
-            Some(word) => word,
-            // The sender stays in the map until this listener is dropped.
-            None => std::future::pending().await,
+        loop {
+            // Not in the condition of the loop, where the guard would live across the await.
+            let word = self.words.said().pop_front();
+            match word {
+                Some(word) => return word,
+                None => self.words.more.notified().await,
+            }
         }
     }
 }

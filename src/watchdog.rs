@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 use tokio::task::{JoinError, JoinSet};
 
 /// The longest list of renewals, so that the server is never held for more than a moment.
-const LONGEST_LIST: usize = 128;
+const LONGEST_LIST: usize = 256;
 
 /// Runs the watchdog, and another should it panic: leases must not lose it in silence.
 pub(crate) async fn supervise(engine: Arc<Engine>, generation: u64) {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 mod support;
 use leasehold::{
-    Clock, Error, Key, Lease, Leases, LossReason, Result, StoreError, Wait,
+    Clock, Error, Key, Lease, LeaseState, Leases, LossReason, Result, StoreError, Wait,
     store::{Claim, Claimed, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Ticket},
 };
 use std::{
@@ -320,6 +320,54 @@ async fn a_grant_is_renewed_at_once_to_the_whole_ttl() {
     let renewals = counter.renewals();
     assert_eq!(renewals, [sent + ms(500)]);
     assert_counts_from(&lease, renewals[0], 30 * SECOND);
+}
+
+/// A store that has something to make sure of first says so, and the answer to the claim is its word.
+#[tokio::test(start_paused = true)]
+async fn a_grant_of_no_length_has_its_owner_ask_at_once_and_the_answer_counts() {
+    let mut counter = counter();
+    let waiting = counter.wait();
+    let first = counter.claim().await;
+    let owner = first.owner();
+    first.queued(7);
+    sleep(ms(300)).await;
+    assert!(counter.seen.to.get().unwrap().granted(&owner, 8, Duration::ZERO));
+    let (told, asked) = (Instant::now(), counter.claim().await);
+    assert_eq!(asked.at, told);
+    assert_still_waits(&waiting).await;
+    let sent = asked.at;
+    asked.answer(Claimed::held(8));
+    assert_counts_from(&lease(waiting).await, sent, 30 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_on_too_few_replicas_counts_as_any_other_and_the_next_is_no_sooner() {
+    let mut counter = counter();
+    counter.renews([Ok(Renewed::thin(2, 1)), Ok(Renewed::thin(2, 0)), Ok(Renewed::Renewed)]);
+    let (lease, sent) = granted(&mut counter).await;
+    for (renewal, state) in [(0, LeaseState::AtRisk), (1, LeaseState::AtRisk), (2, LeaseState::Held)] {
+        let due = sent + ms(500) + 10 * SECOND * renewal;
+        tokio::time::sleep_until(due + ms(1)).await;
+        assert_eq!(counter.renewals().last(), Some(&due), "{:?}", counter.renewals());
+        assert_counts_from(&lease, due, 30 * SECOND);
+        assert_eq!(lease.state(), state);
+    }
+    assert_eq!(counter.renewals().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_too_few_replicas_have_is_given_back_once_and_the_wait_is_over() {
+    let mut counter = counter();
+    let waiting = counter.wait();
+    let asked = counter.claim().await;
+    let _ = asked.answer.send(Err(StoreError::replicas(2, 1)));
+    let start = Instant::now();
+    let error = within(waiting).await.unwrap().unwrap_err();
+    assert_eq!(start, Instant::now());
+    let Error::Store { source, .. } = error else { panic!("{error:?}") };
+    assert_eq!(source, StoreError::replicas(2, 1));
+    sleep(60 * SECOND).await;
+    assert_eq!(counter.releases(), 1);
 }
 
 #[tokio::test(start_paused = true)]

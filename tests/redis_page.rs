@@ -48,6 +48,27 @@ fn neither_a_claim_nor_a_renewal_ever_shortens() {
     assert!(server.pttl("k") > 50_000);
 }
 
+/// Or a WAIT behind it would count replicas that have an earlier write of the connection, and not this.
+#[test]
+fn a_claim_and_a_renewal_that_change_nothing_are_written_all_the_same() {
+    let server = Server::start();
+    let a = owner("a", 1);
+    let fence = held(&server, Claim::of("k", &a));
+    let written = || {
+        let said = server.cmd(&["INFO", "persistence"]).text().unwrap();
+        let count = said.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
+        count.unwrap().parse::<u64>().unwrap()
+    };
+    for life in [100, 60_000] {
+        let before = written();
+        held(&server, Claim { ttl: life, ..Claim::of("k", &a) });
+        assert_eq!(written(), before + 1, "a claim");
+        assert_eq!(run(&server, Op::renew("k", &a, &fence, life)), ["renewed"]);
+        assert_eq!(written(), before + 2, "a renewal");
+    }
+    assert!(server.pttl("k") > 50_000);
+}
+
 #[test]
 fn a_renewal_gives_a_ttl_to_a_key_that_lost_it() {
     let server = Server::start();

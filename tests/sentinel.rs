@@ -3,7 +3,7 @@
 mod support;
 
 use leasehold::{
-    Leases, LossReason, StoreError, Wait,
+    LeaseState, Leases, LossReason, StoreError, Wait,
     store::{Store, redis::RedisStore},
 };
 use std::{
@@ -151,6 +151,35 @@ async fn a_lease_that_is_shorter_than_the_failover_is_told_lost_in_time() {
     let next = within("a lease on the new primary", leases.lease("k").wait(PATIENCE).acquire()).await.unwrap();
     assert!(next.fence() > lease.fence());
     assert_ne!(watched.named_by(0), old);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_replicas_have_is_on_the_server_that_takes_over_and_goes_on_there() {
+    let mut watched = Watched::start();
+    let old = watched.named_by(0);
+    // Both, for whichever of them takes over: then it has one of its own.
+    let (url, builder) = (watched.url(), |wanted| Leases::builder().ttl(15 * SECOND).replicas(wanted, SECOND));
+    let both = within("a connection", builder(2).connect(&url)).await.unwrap();
+    let one = within("a connection", builder(1).connect(&url)).await.unwrap();
+    let lease = within("a lease", both.lease("k").acquire()).await.unwrap();
+    watched.servers.iter_mut().find(|s| s.port() == old).unwrap().kill();
+    watched.switched_from(old).await;
+    let renewed = lease.valid_until() + 5 * SECOND;
+    until("it is renewed by the new primary", || lease.valid_until() > renewed).await;
+    let mut watch = lease.watch();
+    within("one replica is too few", watch.wait_for(|state| *state == LeaseState::AtRisk)).await.unwrap();
+    assert!(lease.is_held());
+    let new = watched.named_by(0);
+    assert!(value(watched.server(new)).unwrap().ends_with(&format!("#{}", lease.fence())));
+    let error = within("an answer", both.lease("other").wait(PATIENCE).acquire()).await.unwrap_err();
+    assert!(
+        matches!(&error, leasehold::Error::Store { source: StoreError::Replicas { wanted: 2, .. }, .. }),
+        "{error:?}"
+    );
+    // The new primary's replica may need a moment to follow it.
+    let enough = async { while one.lease("other").wait(PATIENCE).acquire().await.is_err() {} };
+    within("a lease that one replica has", enough).await;
+    lease.release().await.unwrap();
 }
 
 /// Two servers of which the first is the primary, and sentinels that say so.

@@ -131,10 +131,26 @@ impl Renewal {
 pub enum Renewed {
     /// Ours, and for at least the whole TTL from now.
     Renewed,
+    /// The same, but fewer replicas than were asked for are known to have it. The lease goes on, at risk.
+    #[non_exhaustive]
+    Thin {
+        /// How many were asked for.
+        wanted: u32,
+        /// How many are known to have it.
+        had: u32,
+    },
     /// Nobody has the key. Nothing was created.
     Gone,
     /// Somebody else has it, or this owner under another fence. Nothing was changed.
     Taken,
+}
+
+/// For stores: the answer that has something to say, made by name.
+impl Renewed {
+    /// [`Renewed::Thin`].
+    pub fn thin(wanted: u32, had: u32) -> Self {
+        Renewed::Thin { wanted, had }
+    }
 }
 
 /// The answer to a release.

@@ -39,8 +39,8 @@ impl Pushes {
         self.identity.inbox()
     }
 
-    /// Ownership was handed to the waiter with this secret, under `fence`, and lasts `length` unless renewed. `false`:
-    /// nobody listens any more, and the sink can be forgotten.
+    /// Ownership was handed to the waiter with this secret, under `fence`, and lasts `length` unless renewed; a `length` of
+    /// zero only has it ask at once. `false`: nobody listens any more, and the sink can be forgotten.
     pub fn granted(&self, owner: &str, fence: u64, length: Duration) -> bool {
         (self.sink)(Push::Granted { owner: owner.to_owned(), fence, length })
     }

@@ -20,6 +20,8 @@ pub(super) struct News {
 enum Event {
     AtRisk(StoreError),
     RenewedLate,
+    /// Enough replicas have it again.
+    Replicated,
     /// The work is told to stop; the reason, unless it is that no renewal came through.
     Ending(Option<LossReason>),
     Lost(LossReason),
@@ -30,8 +32,13 @@ impl News {
         News { state: true, event: Some(Event::AtRisk(error)), ..News::default() }
     }
 
-    pub(super) fn renewed_late() -> News {
-        News { state: true, event: Some(Event::RenewedLate), ..News::default() }
+    /// The trouble is over.
+    pub(super) fn renewed_after(trouble: StoreError) -> News {
+        let event = match trouble {
+            StoreError::Replicas { .. } => Event::Replicated,
+            _ => Event::RenewedLate,
+        };
+        News { state: true, event: Some(event), ..News::default() }
     }
 
     pub(super) fn ending(reason: Option<LossReason>) -> News {
@@ -82,6 +89,7 @@ impl Tenure {
         match event {
             Event::AtRisk(error) => tracing::warn!(%key, fence, ?valid_for, %error, "lease at risk"),
             Event::RenewedLate => tracing::info!(%key, fence, ?valid_for, "lease renewed late"),
+            Event::Replicated => tracing::info!(%key, fence, ?valid_for, "lease on enough replicas again"),
             Event::Ending(Some(reason)) => {
                 tracing::info!(%key, fence, ?valid_for, %reason, "lease ending: work is told to stop");
             }

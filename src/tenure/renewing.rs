@@ -79,7 +79,10 @@ impl Tenure {
                 _ if state.phase != Phase::Held || overtaken => News::default(),
                 // What has run out stays lost: the token has fired, and others may have been let in.
                 _ if now >= self.valid_until() => self.keep_deadlines(state, now),
-                Some(Ok(_)) => self.renewed(state, sent),
+                Some(Ok(Renewed::Thin { wanted, had })) => {
+                    self.renewed(state, sent, Some(StoreError::replicas(wanted, had)))
+                }
+                Some(Ok(_)) => self.renewed(state, sent, None),
                 Some(Err(error)) => self.failed(state, error, now),
                 None => self.failed(state, StoreError::unavailable("a renewal was not answered"), now),
             };
@@ -87,7 +90,8 @@ impl Tenure {
         });
     }
 
-    fn renewed(&self, state: &mut State, sent: Moment) -> News {
+    /// `thin`: the store has it, but not on as many replicas as it should be.
+    fn renewed(&self, state: &mut State, sent: Moment, thin: Option<StoreError>) -> News {
         let term = Term::new(sent, self.plan.ttl, self.plan.ttl, self.plan.grace);
         (state.confirmed, state.awaited) = (Some(sent), false);
         let extended = self.extend(state, &term);
@@ -96,7 +100,14 @@ impl Tenure {
         } else if extended {
             state.renew_at = term.renew_at();
         }
-        if state.trouble.take().is_some() { News::renewed_late() } else { News::default() }
+        match (thin, state.trouble.take()) {
+            (Some(thin), trouble) => {
+                state.trouble = trouble;
+                state.trouble(thin)
+            }
+            (None, Some(trouble)) => News::renewed_after(*trouble),
+            (None, None) => News::default(),
+        }
     }
 
     fn failed(&self, state: &mut State, error: StoreError, now: Moment) -> News {
@@ -110,7 +121,7 @@ impl Tenure {
     }
 
     fn patience(&self, now: Moment) -> Duration {
-        term::patience(now, Moment(self.cancel_at.load(Ordering::Acquire)), self.plan.attempt)
+        term::patience(now, Moment(self.cancel_at.load(Ordering::Acquire)), self.an_attempt())
     }
 
     /// Whether another renewal could move the end of validity.

@@ -24,6 +24,8 @@ pub struct Cast {
     /// Those of the caller.
     pub leases: Leases,
     pub url: String,
+    /// Of three servers, the first of which is that one.
+    pub quorum: [String; 3],
     pub key: String,
     /// Somebody else's.
     pub others: Leases,

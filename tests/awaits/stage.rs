@@ -20,6 +20,8 @@ const GIVEN_UP: Duration = Duration::from_millis(2300);
 #[derive(Clone)]
 pub struct World {
     pub port: u16,
+    /// Those that make a quorum of it.
+    pub beside: [u16; 2],
     pub others: Leases,
     pub runtime: Handle,
     /// What should be is waited for no longer.
@@ -52,6 +54,8 @@ pub struct Seen {
 struct Stage {
     look: Rc<Look>,
     proxy: Rc<Proxy>,
+    /// To the servers that make a quorum of the first, in the same trouble as that.
+    beside: [Proxy; 2],
     caller: Leases,
     world: World,
     /// Another lease of the caller's, which none of this may touch.
@@ -88,7 +92,7 @@ impl Stage {
     }
 
     async fn open(home: Home, world: &World) -> Stage {
-        let proxy = Rc::new(Proxy::to(world.port));
+        let (proxy, beside) = (Rc::new(Proxy::to(world.port)), world.beside.map(Proxy::to));
         let url = proxy.url();
         let builder = Leases::builder().label(CALLER).attempt(ATTEMPT);
         let caller = match home {
@@ -102,13 +106,14 @@ impl Stage {
         let heard = || if look.is_heard(&name) { Ok(()) } else { Err("nobody hears what the server says".into()) };
         wait(world.patience, heard).await.unwrap();
         let tasks = alive_tasks();
-        Stage { look, proxy, caller, world: world.clone(), neighbour, tasks, keys: RefCell::default() }
+        Stage { look, proxy, beside, caller, world: world.clone(), neighbour, tasks, keys: RefCell::default() }
     }
 
     fn cast(&self, key: &str) -> Cast {
         Cast {
             leases: self.caller.clone(),
             url: self.proxy.url(),
+            quorum: [self.proxy.url(), self.beside[0].url(), self.beside[1].url()],
             key: key.to_owned(),
             others: self.world.others.clone(),
             look: self.look.clone(),
@@ -139,10 +144,10 @@ impl Stage {
         if let Trouble::Hangs { from, how, .. } = trouble {
             let begin = Cut { polls: from, woken: true };
             join_all(runs.iter_mut().map(|(_, run)| run.driven.to(begin, self.world.patience))).await;
-            match how {
-                Hang::Deaf => self.proxy.blackhole(),
-                Hang::Mute => self.proxy.replies(Flow::Hold),
-            }
+            self.proxies().for_each(|proxy| match how {
+                Hang::Deaf => proxy.blackhole(),
+                Hang::Mute => proxy.replies(Flow::Hold),
+            });
         }
         let followed = match trouble {
             Trouble::Hangs { brief: false, .. } => GIVEN_UP,
@@ -168,9 +173,9 @@ impl Stage {
             seen.count(run, *end, trouble);
         }
         if matches!(trouble, Trouble::Hangs { loses: true, .. }) {
-            self.proxy.reset_all();
+            self.proxies().for_each(Proxy::reset_all);
         }
-        self.proxy.pass();
+        self.proxies().for_each(Proxy::pass);
         let judged = join_all(played.into_iter().map(async |(cut, run, end)| {
             (cut, end, run.judge(&self.look, &self.caller, self.world.patience, end).await)
         }));
@@ -214,15 +219,19 @@ impl Stage {
         .await
     }
 
+    fn proxies(&self) -> impl Iterator<Item = &Proxy> {
+        std::iter::once(&*self.proxy).chain(&self.beside)
+    }
+
     fn connections(&self) -> usize {
         // A reply that comes only now may still be one to be held.
-        self.proxy.deliver();
-        self.proxy.counts().open
+        self.proxies().for_each(Proxy::deliver);
+        self.proxies().map(|proxy| proxy.counts().open).sum()
     }
 
     /// With the last handle everything goes.
     async fn close(self) -> Result<(), String> {
-        let Stage { look, proxy, caller, world, neighbour, keys, .. } = self;
+        let Stage { look, proxy, beside, caller, world, neighbour, keys, .. } = self;
         let key = neighbour.key().clone();
         neighbour.release().await.map_err(|error| format!("another lease of the caller's: {error}"))?;
         look.nothing_left(key.as_ref(), world.patience).await?;
@@ -231,9 +240,11 @@ impl Stage {
             look.nothing_left(&key, Duration::ZERO).await.map_err(|why| format!("{key}, at the end: {why}"))?;
         }
         drop(caller);
-        wait(world.patience, || match (alive_tasks(), proxy.counts().open) {
-            (0, 0) => Ok(()),
-            (tasks, open) => Err(format!("with the leases gone, {tasks} tasks and {open} connections are left")),
+        wait(world.patience, || {
+            match (alive_tasks(), proxy.counts().open + beside.iter().map(|proxy| proxy.counts().open).sum::<usize>()) {
+                (0, 0) => Ok(()),
+                (tasks, open) => Err(format!("with the leases gone, {tasks} tasks and {open} connections are left")),
+            }
         })
         .await
     }

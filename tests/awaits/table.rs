@@ -13,7 +13,10 @@ use super::{
 use futures_util::FutureExt;
 use leasehold::{
     Error, Lease, LeaseView, Leases, Wait,
-    store::redis::{RedisStore, fred::types::config::Config},
+    store::{
+        quorum::QuorumStore,
+        redis::{RedisStore, fred::types::config::Config},
+    },
 };
 use std::time::Duration;
 
@@ -109,6 +112,18 @@ pub fn table() -> Vec<Call> {
         row!("RedisStore::connect", "", Nobody, 1, |cast| alone(async move { RedisStore::connect(&cast.url).await })),
         row!("RedisStore::connect_with", "", Nobody, 1, |cast| {
             alone(async move { RedisStore::connect_with(Config::from_url(&cast.url).unwrap()).await })
+        }),
+        row!("Leases::quorum", "", Nobody, 1, |cast| alone(async move { Leases::quorum(&cast.quorum).await })),
+        row!("LeasesBuilder::connect_quorum", "", Nobody, 1, |cast| {
+            alone(async move { Leases::builder().connect_quorum(&cast.quorum).await })
+        }),
+        row!("LeasesBuilder::connect_quorum", "one of them is not there", Nobody, 1, |cast| {
+            let [one, two, _] = cast.quorum;
+            let nobody = "redis://127.0.0.1:1".to_owned();
+            alone(async move { Leases::builder().connect_quorum([one, two, nobody]).await })
+        }),
+        row!("QuorumStore::connect", "", Nobody, 1, |cast| {
+            alone(async move { QuorumStore::connect(&cast.quorum).await })
         }),
         row!("LeaseRequest::acquire", "the key is free", Nobody, 1, |cast| alone(cast.request().acquire())),
         row!("LeaseRequest::acquire", "the key is another's", Hold, 2, |cast| alone(cast.request().acquire())),

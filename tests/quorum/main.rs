@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod far;
+mod late;
 mod net;
 mod rules;
 mod servers;

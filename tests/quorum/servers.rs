@@ -1,7 +1,14 @@
 //! A quorum of real servers.
 use crate::support::{server::Server, until, within};
-use leasehold::{Error, LeaseState, Leases, LeasesBuilder, LossReason, Released, Wait};
-use std::time::{Duration, Instant};
+use leasehold::{
+    Error, LeaseState, Leases, LeasesBuilder, LossReason, Released, Wait,
+    store::{
+        Identity, Owner,
+        quorum::{Member, Proposal, Proposed},
+        redis::RedisStore,
+    },
+};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 fn servers(n: usize) -> Vec<Server> {
     (0..n).map(|_| Server::start()).collect()
@@ -139,6 +146,28 @@ async fn a_lease_is_put_back_on_servers_that_all_restart_empty_one_after_another
     let why = std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default();
     assert!(why.contains("started lately"), "{source}: {why}");
     assert_eq!(lease.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_server_is_never_taken_to_be_older_than_it_is() {
+    let settled = Duration::from_secs(2);
+    let mut server = Server::start();
+    // It counts the seconds of the wall clock: started late in one of them, it is a second old at once.
+    let into = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_millis();
+    tokio::time::sleep(Duration::from_millis((1850 - u64::from(into)) % 1000)).await;
+    let start = Instant::now();
+    server.restart();
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let owner = Owner::draw(&Identity::new("me").unwrap()).unwrap();
+    let mut proposal = Proposal::new("k".into(), owner, Duration::from_secs(3));
+    proposal.settled = settled;
+    within("its vote", async {
+        while let Proposed::Young { settled_in } = store.propose(&proposal).await.unwrap() {
+            tokio::time::sleep(settled_in.min(Duration::from_millis(20))).await;
+        }
+    })
+    .await;
+    assert!(start.elapsed() >= settled, "{:?}", start.elapsed());
 }
 
 #[tokio::test]

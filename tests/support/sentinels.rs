@@ -21,13 +21,8 @@ pub struct Watched {
 impl Watched {
     /// Returns when everybody knows everybody, so that a failover can succeed.
     pub fn start() -> Watched {
-        let primary = Server::with(&["--repl-diskless-sync-delay", "0"]);
-        let port = primary.port().to_string();
-        let replica = || Server::with(&["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"]);
-        let servers = vec![primary, replica(), replica()];
-        wait("the replicas to follow", || {
-            servers[1..].iter().all(|r| info(r, "replication").contains("master_link_status:up"))
-        });
+        let servers = replicated(2);
+        let port = servers[0].port();
         let config = format!(
             "sentinel monitor {SERVICE} 127.0.0.1 {port} 2\nsentinel down-after-milliseconds {SERVICE} 1000\n\
              sentinel failover-timeout {SERVICE} 3000\nsentinel parallel-syncs {SERVICE} 2\n"
@@ -74,6 +69,23 @@ impl Watched {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+/// A primary, first, and so many replicas, which follow it.
+pub fn replicated(replicas: usize) -> Vec<Server> {
+    let primary = Server::with(&["--repl-diskless-sync-delay", "0"]);
+    let port = primary.port().to_string();
+    let replica = || Server::with(&["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"]);
+    let mut servers = vec![primary];
+    servers.extend((0..replicas).map(|_| replica()));
+    // A replica that has caught up is counted a moment later.
+    let all = i64::try_from(replicas).unwrap();
+    wait("the replicas to follow", || {
+        servers[0].cmd(&["SET", "ready", "?"]);
+        servers[0].cmd(&["DEL", "ready"]);
+        servers[0].cmd(&["WAIT", &replicas.to_string(), "100"]).int() == all
+    });
+    servers
 }
 
 /// `redis-sentinel://` with sentinels on these ports.

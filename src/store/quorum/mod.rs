@@ -98,7 +98,7 @@ impl<M: Member> QuorumStore<M> {
             Won::Not(answer) => return answer,
         };
         match attempt.confirm(claim, fence, until.since(members.clock.now())).await? {
-            Renewed::Renewed => {}
+            Renewed::Renewed | Renewed::Thin { .. } => {}
             Renewed::Gone | Renewed::Taken => return Ok(Claimed::busy(None, None)),
         }
         let valid_until = sent.after(claim.ttl.saturating_sub(drift(claim.ttl)));
@@ -115,7 +115,7 @@ impl<M: Member> QuorumStore<M> {
     fn answer(&self, renewal: &Renewal, held: Option<&Held>, verdict: &Result<Renewed, StoreError>, sent: Moment) {
         let Some(held) = held else { return };
         match verdict {
-            Ok(Renewed::Renewed) => {
+            Ok(Renewed::Renewed | Renewed::Thin { .. }) => {
                 let valid_until = sent.after(renewal.ttl.saturating_sub(drift(renewal.ttl)));
                 self.members.owners.renewed(&renewal.owner, &held.stake, valid_until, sent.after(renewal.ttl * 2));
             }
@@ -163,7 +163,11 @@ impl<M: Member> Attempt<'_, M> {
                     answer
                 })
             },
-            |answer| Heard { answered: answer.is_ok(), verdict: votes.add(answer) },
+            |answer| {
+                // A young member is as good as absent: those who are far are waited for all the same.
+                let answered = answer.as_ref().is_ok_and(|answer| !matches!(answer, Proposed::Young { .. }));
+                Heard { answered, verdict: votes.add(answer) }
+            },
         );
         let verdict = verdict.await;
         verdict.unwrap_or_else(|| Won::Not(votes.lost()))
@@ -180,9 +184,9 @@ impl<M: Member> Attempt<'_, M> {
             window,
             |members, member| members.hold(member, Arc::clone(&holds), Arc::clone(&stakes)),
             |answers| {
-                let answered = answers.iter().any(Result::is_ok);
                 answers.into_iter().for_each(|answer| votes.add(answer));
-                Heard { answered, verdict: votes.is_decided().then_some(()) }
+                // A majority has just agreed. It is waited for, whoever else has nothing to say.
+                Heard { answered: false, verdict: votes.is_decided().then_some(()) }
             },
         );
         verdict.await;

@@ -4,7 +4,10 @@ use super::{
     sentinels::{Moves, Sentinels},
     server_info::{Doubt, ServerInfo},
 };
-use crate::error::{Invalid, StoreError};
+use crate::{
+    error::{Invalid, StoreError},
+    settings::Replicas,
+};
 use fred::types::config::{Config, Server, ServerConfig};
 use std::{
     collections::HashSet,
@@ -16,9 +19,10 @@ use std::{
 
 pub(super) const TLS: bool = cfg!(any(feature = "tls-rustls", feature = "tls-rustls-ring", feature = "tls-native"));
 
-/// One server that stays where it is, the primary that the sentinels name, or a cluster.
+/// One server that stays where it is, the primary that the sentinels name, or a cluster. And how many replicas have to
+/// follow a server.
 #[derive(Clone)]
-pub(crate) struct Address(Arc<Inner>);
+pub(crate) struct Address(Arc<Inner>, Option<Replicas>);
 
 struct Inner {
     place: Place,
@@ -121,7 +125,22 @@ impl Address {
                 ));
             }
         };
-        Ok(Address(Arc::new(Inner { place, login: config, told: Arc::default() })))
+        Ok(Address(Arc::new(Inner { place, login: config, told: Arc::default() }), None))
+    }
+
+    /// So many of its replicas have to have each lease.
+    ///
+    /// # Errors
+    /// [`Invalid`] for a cluster: its lists go by slot, and each of them would have to wait for the replicas in turn.
+    pub(crate) fn with_replicas(self, replicas: Option<Replicas>) -> Result<Self, Invalid> {
+        if replicas.is_some() && self.has_slots() {
+            return Err(Invalid::new("replicas", "for one server, or the primary of sentinels; not for a cluster yet"));
+        }
+        Ok(Address(self.0, replicas))
+    }
+
+    pub(super) fn replicas(&self) -> Option<Replicas> {
+        self.1
     }
 
     /// The cluster, if it is one.
@@ -135,7 +154,10 @@ impl Address {
     /// A member of this cluster.
     pub(super) fn member(&self, server: &Server) -> Address {
         let Inner { login, told, .. } = &*self.0;
-        Address(Arc::new(Inner { place: Place::Member(server.clone()), login: login.clone(), told: told.clone() }))
+        Address(
+            Arc::new(Inner { place: Place::Member(server.clone()), login: login.clone(), told: told.clone() }),
+            self.1,
+        )
     }
 
     /// Whether what is sent there has to be told apart by slot.
@@ -314,6 +336,15 @@ mod tests {
         let login = sentinels.login();
         assert_eq!((login.username.as_deref(), login.password.as_deref()), (Some("su"), Some("sp&")));
         assert_eq!(login.database, None);
+    }
+
+    #[test]
+    fn replicas_are_counted_behind_one_server_and_not_in_a_cluster() {
+        let replicas = Some(Replicas { wanted: 1, within: Duration::from_millis(5) });
+        assert_eq!(Address::parse("redis://h").unwrap().with_replicas(replicas).unwrap().replicas(), replicas);
+        let cluster = || Address::parse("redis-cluster://h").unwrap();
+        assert_eq!(cluster().with_replicas(replicas).err().map(|error| error.setting), Some("replicas"));
+        assert!(cluster().with_replicas(None).is_ok());
     }
 
     #[test]

@@ -155,7 +155,11 @@ impl Inbox {
         let mut parts = text.splitn(2, ' ');
         match (parts.next(), parts.next()) {
             (Some("granted"), Some(rest)) => {
-                granted(rest).is_none_or(|(fence, length, owner)| self.to.granted(owner, fence, length))
+                granted(rest).is_none_or(|(fence, length, owner)| {
+                    // Nobody has counted the replicas that have it: its own claim will.
+                    let length = if self.address.replicas().is_some() { Duration::ZERO } else { length };
+                    self.to.granted(owner, fence, length)
+                })
             }
             (Some("forced"), Some(rest)) => {
                 forced(rest).is_none_or(|(fence, key)| self.to.forced(&Key::from(key), fence))

@@ -7,7 +7,7 @@ use super::{
     address::Address,
     cluster::by_slot,
     job::{Job, drop_what_is_asked_again, refuse},
-    protocol::{Answer, LONGEST, Op},
+    protocol::{Answer, LONGEST, Op, Verb},
     server_time::ServerTime,
     wire::{Failure, Page, Reply, Sent, Wire},
 };
@@ -31,6 +31,9 @@ use tokio::{
 /// How many lists may be under way. One would leave the server idle for a round trip after each; more than a few would
 /// go out with an operation or two in each, and it is the lists that cost.
 const UNDER_WAY: usize = 4;
+
+/// How many renewals may share a list that waits for replicas: each list waits anew.
+const TOGETHER: usize = 64 * LONGEST;
 
 /// From this many on, the queue is looked through for what nobody wants any more.
 const CROWDED: usize = 1024;
@@ -121,6 +124,8 @@ fn over() -> StoreError {
 /// A list that was sent.
 struct List {
     jobs: Vec<Job>,
+    /// The server says nothing more on this connection until replicas have it.
+    waits: bool,
     sent: Moment,
     reply: Sent,
 }
@@ -210,14 +215,23 @@ impl Carrier {
                 self.send_list(wire, Page::ByText, jobs);
             }
         }
-        let most = if self.address.has_slots() { UNDER_WAY * LONGEST } else { UNDER_WAY };
-        while self.under_way.len() < most {
-            while self.queue.len() < LONGEST
+        let most = if wire.counts_replicas() { TOGETHER } else { LONGEST };
+        let lists = if self.address.has_slots() { UNDER_WAY * LONGEST } else { UNDER_WAY };
+        // What would stand behind a list that waits shares the next.
+        while self.under_way.len() < lists && !self.under_way.iter().any(|list| list.waits) {
+            while self.queue.len() < most
                 && let Ok(asked) = self.jobs.try_recv()
             {
                 self.take(asked);
             }
-            let length = self.queue.len().min(LONGEST);
+            let mut weight = 0;
+            let fits = self.queue.iter().take_while(|job| {
+                weight += job.op.weight();
+                weight <= LONGEST
+            });
+            let fits = fits.count();
+            let renewals = self.queue.iter().take(most).take_while(|job| job.op.verb == Verb::Renew).count();
+            let length = fits.max(renewals);
             if length == 0 {
                 return;
             }
@@ -239,7 +253,8 @@ impl Carrier {
         }
         let sent = self.clock.now();
         let reply = wire.send(page, jobs.iter().map(|j| &j.op), |at| self.time.at(at));
-        self.under_way.push_back(List { jobs, sent, reply });
+        let waits = jobs.iter().any(|job| wire.waits(&job.op));
+        self.under_way.push_back(List { jobs, waits, sent, reply });
     }
 
     /// Hands out what a list was answered; an error when the connection is to be replaced.

@@ -23,6 +23,7 @@ use crate::{
     Key,
     clock::Clock,
     error::{Error, Invalid, StoreError},
+    settings::Replicas,
     store::{Claim, Claimed, FencedWrite, Freed, Holding, Owner, Pushes, Renewal, Renewed, Store, Wrote},
 };
 use fred::types::config::Config;
@@ -153,6 +154,28 @@ impl RedisStore {
         Box::pin(Self::open(Address::of(config)?, Settings::default())).await
     }
 
+    /// The same store, for which a lease counts only when at least `wanted` replicas of its server have it (`WAIT`), for
+    /// which the server has the time `within`: 1 ms to 1 s. A claim that fewer have fails with [`StoreError::Replicas`], and
+    /// is then to be released; a renewal is [`Renewed::Thin`]. Each list of claims or renewals holds up its connection until
+    /// the replicas have it, for `within` at most: a call may have to wait for one list before it, and for its own.
+    ///
+    /// [`LeasesBuilder::replicas`](crate::LeasesBuilder::replicas) asks for the same, and gives calls the time on top; here
+    /// it is part of an [`attempt`](crate::LeasesBuilder::attempt), so keep it well below that.
+    ///
+    /// Connects anew, as [`connect`](RedisStore::connect) does.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no replica, another time, or a cluster; else those of [`connect`](RedisStore::connect). A server that
+    /// knows no `WAIT`, or does not let us use it, refuses; a replica is [`Unavailable`](StoreError::Unavailable).
+    pub async fn replicas(self, wanted: u32, within: Duration) -> Result<RedisStore, Error> {
+        let replicas = Replicas { wanted, within };
+        replicas.check()?;
+        if replicas.slack() > self.settings.patience {
+            return Err(Invalid::new("replicas", "`within` is at most 1 s").into());
+        }
+        Self::open(self.address.clone().with_replicas(Some(replicas))?, self.settings).await
+    }
+
     pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {
         let routes = Routes::open(&address, settings).await;
         let routes = routes.map_err(|source| Error::Store { attempted: "connect", key: None, source })?;
@@ -183,17 +206,17 @@ impl RedisStore {
 
 impl Store for RedisStore {
     async fn claim(&self, claim: &Claim) -> Result<Claimed, StoreError> {
-        self.routes.ask(Op::claim(claim, self.clock.now())).await?.claimed()
+        self.routes.ask(Op::claim(claim, self.clock.now())).await?.claimed(self.address.replicas())
     }
 
     async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
         let mut answers = self.routes.ask_all(Way::Renewals, [Op::renew(renewal)]).await;
-        answers.pop().ok_or_else(|| StoreError::unavailable("there was no answer"))??.renewed()
+        answers.pop().ok_or_else(|| StoreError::unavailable("there was no answer"))??.renewed(self.address.replicas())
     }
 
     async fn renew_all(&self, list: &[Renewal]) -> Vec<Result<Renewed, StoreError>> {
         let answers = self.routes.ask_all(Way::Renewals, list.iter().map(Op::renew)).await;
-        answers.into_iter().map(|answer| answer.as_ref().map_err(Clone::clone).and_then(Answer::renewed)).collect()
+        answers.into_iter().map(|answer| answer?.renewed(self.address.replicas())).collect()
     }
 
     async fn release(&self, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {

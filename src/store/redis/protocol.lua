@@ -52,6 +52,13 @@ end
 
 local function at_least(key, life) if redis.call('PTTL', key) < tonumber(life) then redis.call('PEXPIRE', key, life) end end
 
+-- the same for a lease; written though it changes nothing: WAIT goes by the last write of its connection, and whoever
+-- counts replicas behind this has to count those that have the lease
+local function prolong(k, ttl)
+  local left = redis.call('PTTL', k)
+  redis.call('PEXPIRE', k, left > tonumber(ttl) and whole(left) or ttl)
+end
+
 -- the fence in a value, if it is this owner's
 local function fence_of(value, owner)
   if value and string.sub(value, 1, #owner + 1) == owner .. '#' then return string.match(value, '^[1-9]%d*$', #owner + 2) end
@@ -209,7 +216,7 @@ local function claim(k, f, q, w, owner, ttl, presence, in_line, ticket, not_afte
   if foreign then fail('WRONGTYPE the key holds something that is no lease and no lock') end
   local fence = fence_of(value, owner)
   if fence then
-    at_least(k, ttl)
+    prolong(k, ttl)
     return {'held', fence}
   end
   if late then return 'late' end
@@ -252,7 +259,7 @@ local function renew(k, _, _, _, owner, fence, ttl)
   if foreign then return 'taken' end
   if not value then return 'gone' end
   if value ~= owner .. '#' .. fence then return 'taken' end
-  at_least(k, ttl)
+  prolong(k, ttl)
   return 'renewed'
 end
 
@@ -341,7 +348,7 @@ local function in_a_quorum(verb)
     if settled ~= '0' then
       local age = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
       if not age then fail('UPTIME the server does not say how long it has been running') end
-      local left = tonumber(settled) - 1000 * tonumber(age)
+      local left = tonumber(settled) - 1000 * (tonumber(age) - 1) -- counts seconds begun: it may be one younger
       if left > 0 then return {'young', left} end
     end
     fence = fence_above(f, 0)

@@ -4,6 +4,7 @@ use crate::{
     Key,
     clock::Moment,
     error::StoreError,
+    settings::Replicas,
     store::{
         Claim, Claimed, FencedWrite, Freed, Holding, Owner, Renewal, Renewed, Ticket, Wrote,
         quorum::{Hold, Kept, Proposal, Proposed},
@@ -14,9 +15,9 @@ use std::{fmt, sync::Arc, time::Duration};
 /// The page: everything that is done in Redis.
 pub(super) const PAGE: &str = include_str!("protocol.lua");
 
-/// The longest list of operations in one call. A claim takes the server some 10 µs, so it is never held for much more
+/// How much one call may ask for, counted in renewals. One takes the server some 3 µs, so it is never held for much more
 /// than a millisecond.
-pub(super) const LONGEST: usize = 128;
+pub(super) const LONGEST: usize = 256;
 
 /// One operation of the page, ready to be sent.
 #[derive(Clone, Debug)]
@@ -132,6 +133,14 @@ impl Op {
         Op::new(Verb::Renew, vec![renewal.key.to_string()], args)
     }
 
+    /// What it costs the server, counted in renewals.
+    pub(super) fn weight(&self) -> usize {
+        match self.verb {
+            Verb::Renew => 1,
+            _ => 2,
+        }
+    }
+
     /// Whose lease this renews, if that is what it does.
     pub(super) fn renews(&self) -> Option<&str> {
         match (self.verb, self.args.first()) {
@@ -234,12 +243,36 @@ pub(super) enum Word {
     Other,
 }
 
-/// The answer to one operation: a name, and what belongs to it.
-pub(super) struct Answer(Vec<Word>);
+/// How many replicas are known to have what was done, or why the server would not say.
+pub(super) type Had = Result<u32, ServerError>;
+
+/// The answer to one operation: a name, and what belongs to it. And which replicas have it, if that was asked for.
+pub(super) struct Answer(Vec<Word>, Option<Had>);
 
 impl Answer {
     pub(super) fn new(words: Vec<Word>) -> Self {
-        Answer(words)
+        Answer(words, None)
+    }
+
+    pub(super) fn on_replicas(self, had: Option<Had>) -> Self {
+        Answer(self.0, had)
+    }
+
+    /// Of the replicas that have to have it, too few do.
+    ///
+    /// # Errors
+    /// How many do.
+    fn on_enough(&self, replicas: Option<Replicas>) -> Result<(), StoreError> {
+        match (replicas.map(|replicas| replicas.wanted), &self.1) {
+            (None, _) => Ok(()),
+            (Some(wanted), Some(Ok(had))) if *had >= wanted => Ok(()),
+            (Some(wanted), Some(Ok(had))) => Err(StoreError::replicas(wanted, *had)),
+            (Some(wanted), Some(Err(said))) => {
+                let why = Some(Box::new(said.clone().classify()));
+                Err(StoreError::Replicas { wanted, had: 0, why })
+            }
+            (Some(wanted), None) => Err(StoreError::replicas(wanted, 0)),
+        }
     }
 
     /// The server's own error, if this operation failed by itself.
@@ -252,9 +285,14 @@ impl Answer {
         self.name() == "late"
     }
 
-    pub(super) fn claimed(&self) -> Result<Claimed, StoreError> {
+    /// # Errors
+    /// Also when it is held, and too few of these replicas have it.
+    pub(super) fn claimed(&self, replicas: Option<Replicas>) -> Result<Claimed, StoreError> {
         match self.name() {
-            "held" => Ok(Claimed::held(self.number(1)?)),
+            "held" => {
+                let fence = self.number(1)?;
+                self.on_enough(replicas).map(|()| Claimed::held(fence))
+            }
             "late" => Ok(Claimed::Late),
             "busy" => Ok(Claimed::busy(self.time(1), self.label(2))),
             "queued" => {
@@ -265,9 +303,12 @@ impl Answer {
         }
     }
 
-    pub(super) fn renewed(&self) -> Result<Renewed, StoreError> {
+    pub(super) fn renewed(&self, replicas: Option<Replicas>) -> Result<Renewed, StoreError> {
         match self.name() {
-            "renewed" => Ok(Renewed::Renewed),
+            "renewed" => match self.on_enough(replicas) {
+                Err(StoreError::Replicas { wanted, had, .. }) => Ok(Renewed::thin(wanted, had)),
+                enough => enough.map(|()| Renewed::Renewed),
+            },
             "gone" => Ok(Renewed::Gone),
             "taken" => Ok(Renewed::Taken),
             _ => Err(self.misunderstood()),
@@ -399,18 +440,18 @@ mod tests {
     #[test]
     fn every_answer_of_the_page_is_read_as_it_is_meant() {
         let text = Answer::new(vec![Word::Text(b"held".to_vec()), Word::Text(b"9007199254740991".to_vec())]);
-        assert_eq!(text.claimed(), Ok(Claimed::held(9_007_199_254_740_991)));
-        assert_eq!(said(&["held", "7"]).claimed(), Ok(Claimed::held(7)));
-        assert_eq!(said(&["late"]).claimed(), Ok(Claimed::Late));
+        assert_eq!(text.claimed(None), Ok(Claimed::held(9_007_199_254_740_991)));
+        assert_eq!(said(&["held", "7"]).claimed(None), Ok(Claimed::held(7)));
+        assert_eq!(said(&["late"]).claimed(None), Ok(Claimed::Late));
         let (left, holder) = (Some(Duration::from_millis(250)), Some("me:1".into()));
-        assert_eq!(said(&["busy", "250", "me:1"]).claimed(), Ok(Claimed::busy(left, holder.clone())));
-        assert_eq!(said(&["busy", "-1", ""]).claimed(), Ok(Claimed::busy(None, None)));
+        assert_eq!(said(&["busy", "250", "me:1"]).claimed(None), Ok(Claimed::busy(left, holder.clone())));
+        assert_eq!(said(&["busy", "-1", ""]).claimed(None), Ok(Claimed::busy(None, None)));
         let queued = Claimed::queued(3, left, 7, Ticket(9), holder.clone());
-        assert_eq!(said(&["queued", "3", "250", "7", "9", "me:1"]).claimed(), Ok(queued));
+        assert_eq!(said(&["queued", "3", "250", "7", "9", "me:1"]).claimed(None), Ok(queued));
 
-        assert_eq!(said(&["renewed"]).renewed(), Ok(Renewed::Renewed));
-        assert_eq!(said(&["gone"]).renewed(), Ok(Renewed::Gone));
-        assert_eq!(said(&["taken"]).renewed(), Ok(Renewed::Taken));
+        assert_eq!(said(&["renewed"]).renewed(None), Ok(Renewed::Renewed));
+        assert_eq!(said(&["gone"]).renewed(None), Ok(Renewed::Gone));
+        assert_eq!(said(&["taken"]).renewed(None), Ok(Renewed::Taken));
 
         assert_eq!(said(&["released"]).freed(), Ok(Freed::Released));
         assert_eq!(said(&["gone"]).freed(), Ok(Freed::Gone));
@@ -431,6 +472,28 @@ mod tests {
         assert_eq!(said(&["error", "OOM no"]).error(), Some(ServerError::new("OOM no")));
         assert_eq!(said(&["gone"]).error(), None);
         assert!(said(&["late"]).is_late() && !said(&["gone"]).is_late());
+    }
+
+    #[test]
+    fn what_is_held_counts_when_enough_replicas_have_it_and_what_is_renewed_counts_all_the_same() {
+        let replicas = Some(Replicas { wanted: 2, within: Duration::from_secs(1) });
+        let on = |name, had| said(&[name, "7"]).on_replicas(had);
+        let unblocked = || ServerError::new("UNBLOCKED it is a replica now");
+        for enough in [Ok(2), Ok(3)] {
+            assert_eq!(on("held", Some(enough.clone())).claimed(replicas), Ok(Claimed::held(7)));
+            assert_eq!(on("renewed", Some(enough)).renewed(replicas), Ok(Renewed::Renewed));
+        }
+        for (had, count) in [(Some(Ok(1)), 1), (Some(Err(unblocked())), 0), (None, 0)] {
+            let error = on("held", had.clone()).claimed(replicas).unwrap_err();
+            assert!(matches!(error, StoreError::Replicas { wanted: 2, had, .. } if had == count), "{error:?}");
+            assert_eq!(on("renewed", had.clone()).renewed(replicas), Ok(Renewed::thin(2, count)));
+            // Nothing was given.
+            assert_eq!(said(&["late"]).on_replicas(had.clone()).claimed(replicas), Ok(Claimed::Late));
+            assert_eq!(on("gone", had).renewed(replicas), Ok(Renewed::Gone));
+        }
+        let error = on("held", Some(Err(unblocked()))).claimed(replicas).unwrap_err();
+        let source = std::error::Error::source(&error).and_then(std::error::Error::source);
+        assert!(error.may_pass() && source.is_some_and(|words| words.to_string().contains("UNBLOCKED")), "{error:?}");
     }
 
     #[test]
@@ -458,9 +521,12 @@ mod tests {
     fn an_answer_that_the_page_never_gives_is_an_error_and_not_a_guess() {
         let odd = || Answer::new(vec![Word::Text(b"renewed?".to_vec())]);
         assert!(
-            odd().renewed().is_err() && odd().claimed().is_err() && odd().freed().is_err() && odd().value().is_err()
+            odd().renewed(None).is_err()
+                && odd().claimed(None).is_err()
+                && odd().freed().is_err()
+                && odd().value().is_err()
         );
-        assert!(Answer::new(vec![Word::Text(b"held".to_vec()), Word::Int(-1)]).claimed().is_err());
+        assert!(Answer::new(vec![Word::Text(b"held".to_vec()), Word::Int(-1)]).claimed(None).is_err());
         assert!(Answer::new(vec![]).holding().is_err());
     }
 

@@ -10,6 +10,11 @@ use tokio::runtime::Handle;
 
 impl Member for RedisStore {
     async fn propose(&self, proposal: &Proposal) -> Result<Proposed, StoreError> {
+        if self.address.replicas().is_some() {
+            return Err(StoreError::refused(
+                "a member of a quorum asks for no `replicas`: a majority of the members has each lease",
+            ));
+        }
         self.routes.ask(Op::propose(proposal, self.clock.now())).await?.proposed()
     }
 

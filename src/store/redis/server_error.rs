@@ -36,6 +36,7 @@ impl ServerError {
     fn lacks(&self) -> StoreError {
         let command = self.0.split_once("run the '").and_then(|(_, rest)| rest.split_once('\''));
         match command {
+            Some(("wait", _)) => StoreError::refused("the Redis user lacks +wait, which `replicas` needs"),
             Some((command, _)) => {
                 StoreError::refused(format!("the Redis user lacks +{command}; leasehold needs {PERMISSIONS}"))
             }
@@ -68,6 +69,15 @@ impl ServerError {
             Some("NOREPLICAS") => {
                 unavailable("Redis takes no writes because too few replicas follow it; see min-replicas-to-write")
             }
+            Some("UNBLOCKED") => {
+                unavailable("this server was made a replica while it waited for replicas of its own; failing over?")
+            }
+            Some("ERR") if self.0.starts_with("ERR WAIT cannot be used with replica") => unavailable(
+                "this server is a replica, and only a primary keeps leases; failing over, or a wrong address?",
+            ),
+            Some("ERR") if self.0.starts_with("ERR unknown command") && self.0.contains("WAIT") => refused(
+                "the server knows no WAIT, and without it cannot say how many replicas have a lease; leave out `replicas`",
+            ),
             Some("NOAUTH") => refused("Redis asks for a password; put it in the URL: redis://user:password@host"),
             Some("WRONGPASS") => refused("Redis knows no such user with this password; check both in the URL"),
             Some("WRONGTYPE") => {
@@ -132,6 +142,9 @@ mod tests {
             assert!(!error.may_pass(), "{error}");
         }
         assert!(ServerError::new("ERR max number of clients reached").classify().may_pass());
+        for a_replica in ["UNBLOCKED force unblock from", "ERR WAIT cannot be used with replica instances. Please"] {
+            assert!(ServerError::new(a_replica).classify().may_pass(), "{a_replica}");
+        }
     }
 
     #[test]
@@ -166,6 +179,7 @@ mod tests {
             ("ERR invalid expire time in 'set' command", "no TTL of that length"),
             ("ERR value is not an integer or out of range", "no TTL of that length"),
             ("ERR unknown command 'EVALSHA'", "a reason of its own"),
+            ("ERR unknown command 'WAIT', with args beginning with: '0' '1' ", "leave out `replicas`"),
             ("NEW words", "a reason of its own"),
         ] {
             let error = ServerError::new(said).classify();

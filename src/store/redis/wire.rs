@@ -2,7 +2,7 @@
 use super::{
     address::{Address, Target},
     cluster::moving,
-    protocol::{Answer, Arg, Op, PAGE, Sending, Word},
+    protocol::{Answer, Arg, Had, LONGEST, Op, PAGE, Sending, Verb, Word},
     sentinels::Moves,
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},
@@ -10,6 +10,7 @@ use super::{
 use crate::{
     clock::{Clock, Moment},
     error::StoreError,
+    settings::Replicas,
 };
 use fred::{
     error::Error as FredError,
@@ -21,7 +22,7 @@ use fred::{
         scripts::Script,
     },
 };
-use futures_util::future::try_join;
+use futures_util::future::{maybe_done, try_join};
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
@@ -68,6 +69,8 @@ pub(super) struct Wire {
     task: ConnectHandle,
     /// When to leave the server, if sentinels named it.
     moves: Option<Moves>,
+    /// Those that have to have what is claimed or renewed.
+    replicas: Option<Replicas>,
 }
 
 impl Wire {
@@ -76,7 +79,8 @@ impl Wire {
         let open = |target: Target| async move {
             let (server, tls) = (target.server.clone(), target.login.uses_tls());
             within_time(&server, tls, async {
-                let wire = Wire::reach(target, 32).await?;
+                let mut wire = Wire::reach(target, 32).await?;
+                wire.replicas = address.replicas();
                 let sent = clock.now();
                 let time = wire.introduce().await?.ok_or_else(|| StoreError::unavailable(UNREADABLE))?;
                 wire.look_at_it(address, &server).await?;
@@ -96,9 +100,13 @@ impl Wire {
         address.reach(open).await
     }
 
-    /// An empty list, by its text and then by its hash, so that it shows at once whether we may use both. The server's
-    /// time.
+    /// An empty list, by its text and then by its hash, so that it shows at once whether we may use both; and whether
+    /// replicas are counted here. The server's time.
     async fn introduce(&self) -> Result<Option<u64>, StoreError> {
+        if self.replicas.is_some() {
+            let (wait, args) = wait(Replicas { wanted: 0, within: Duration::ZERO });
+            self.client.custom::<Value, _>(wait, args).await.map_err(explain)?;
+        }
         let by_hash = async {
             match self.send(Page::ByHash, &[], |_| 0).await {
                 // Somebody has emptied the cache between the two.
@@ -167,43 +175,61 @@ impl Wire {
         })
         .await;
         let task = client.connect();
-        let wire = Wire { client, task, moves: None };
+        let wire = Wire { client, task, moves: None, replicas: None };
         outcome.await?;
         Ok(wire)
     }
 
     /// A list of operations, written when first polled. Dropping it doesn't take it back.
     ///
-    /// `server_time` says what time it is on the server at one of our moments, in microseconds.
+    /// A list that [waits](Wire::waits) is followed by a WAIT, which counts the replicas that have it; there may be more in
+    /// it than a server should carry out at once, for they share the WAIT. `server_time` says what time it is on the server
+    /// at one of our moments, in microseconds.
     pub(super) fn send<'a>(
         &self,
         page: Page,
         ops: impl IntoIterator<Item = &'a Op>,
         server_time: impl Fn(Moment) -> u64,
     ) -> Sent {
-        let (command, script) = match page {
-            Page::ByHash => ("EVALSHA", Value::from(SCRIPT.sha1().clone())),
-            Page::ByText => ("EVAL", Value::from_static_str(PAGE)),
-        };
-        let command = CustomCommand::new_static(command, ClusterHash::Random, false);
-        let (mut keys, mut args) = (vec![script, Value::Integer(0)], vec![]);
-        let mut count = 0;
-        for op in ops {
-            if let Sending::Asking { .. } | Sending::Bare { .. } = op.sending {
-                // It is alone in its list.
-                return moving::send(&self.client, op, words(op, &server_time));
-            }
-            count += 1;
-            keys.extend(op.keys.iter().map(|k| Value::from(k.as_str())));
-            args.extend(words(op, &server_time));
+        let ops: Vec<&Op> = ops.into_iter().collect();
+        if let [op] = *ops
+            && matches!(op.sending, Sending::Asking { .. } | Sending::Bare { .. })
+        {
+            return moving::send(&self.client, op, words(op, &server_time));
         }
-        keys[1] = number(keys.len() as u64 - 2);
-        keys.append(&mut args);
+        let counting = self.replicas.filter(|_| ops.iter().any(|op| self.waits(op)));
+        let (mut commands, mut counts) = (vec![], vec![]);
+        for part in parts(&ops) {
+            commands.push(call(page, part, &server_time));
+            counts.push(part.len());
+        }
+        commands.extend(counting.map(wait));
         let client = self.client.clone();
         Box::pin(async move {
-            let reply: Value = client.custom(command, keys).await.map_err(failure)?;
-            decode(reply, count)
+            let asked = commands.into_iter().map(|(command, args)| client.custom::<Value, _>(command, args));
+            let mut replies = in_order(asked).await;
+            let had = counting.and_then(|_| replies.pop()).map(had);
+            let mut whole = Reply { time: None, answers: vec![] };
+            for (reply, count) in replies.into_iter().zip(counts) {
+                let part = decode(reply.map_err(failure)?, count)?;
+                whole.time = whole.time.or(part.time);
+                whole.answers.extend(part.answers);
+            }
+            if let Some(had) = had.transpose()? {
+                let told = |answer: Answer| answer.on_replicas(Some(had.clone()));
+                whole.answers = whole.answers.into_iter().map(told).collect();
+            }
+            Ok(whole)
         })
+    }
+
+    pub(super) fn counts_replicas(&self) -> bool {
+        self.replicas.is_some()
+    }
+
+    /// Whether replicas have to have what this does, so that its list holds up the connection until they do.
+    pub(super) fn waits(&self, op: &Op) -> bool {
+        self.counts_replicas() && matches!(op.verb, Verb::Claim | Verb::Renew)
     }
 
     /// Until the connection is gone, or leads to a server that is no longer the primary.
@@ -236,6 +262,62 @@ impl Drop for Wire {
 
 pub(super) const LOST: &str = "the connection to Redis was lost";
 const UNREADABLE: &str = "the answer was not one of Redis'; is there a proxy in between?";
+
+/// The operations in lists that a server may carry out at once; one empty list if there are none.
+fn parts<'a>(ops: &'a [&'a Op]) -> impl Iterator<Item = &'a [&'a Op]> {
+    let none = ops.is_empty().then_some(ops);
+    none.into_iter().chain(ops.chunks(LONGEST))
+}
+
+fn call(page: Page, ops: &[&Op], server_time: &impl Fn(Moment) -> u64) -> (CustomCommand, Vec<Value>) {
+    let (command, script) = match page {
+        Page::ByHash => ("EVALSHA", Value::from(SCRIPT.sha1().clone())),
+        Page::ByText => ("EVAL", Value::from_static_str(PAGE)),
+    };
+    let command = CustomCommand::new_static(command, ClusterHash::Random, false);
+    let (mut keys, mut args) = (vec![script, Value::Integer(0)], vec![]);
+    for op in ops {
+        keys.extend(op.keys.iter().map(|k| Value::from(k.as_str())));
+        args.extend(words(op, server_time));
+    }
+    keys[1] = number(keys.len() as u64 - 2);
+    keys.append(&mut args);
+    (command, keys)
+}
+
+/// Counts the replicas that have what was written before it on the same connection. No time would mean for ever.
+fn wait(replicas: Replicas) -> (CustomCommand, Vec<Value>) {
+    let within = u64::try_from(replicas.within.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
+    let command = CustomCommand::new_static("WAIT", ClusterHash::Random, false);
+    (command, vec![number(replicas.wanted.into()), number(within)])
+}
+
+/// The answer to a WAIT.
+///
+/// # Errors
+/// When the connection is done for.
+fn had(reply: Result<Value, FredError>) -> Result<Had, Failure> {
+    match reply.map_err(failure) {
+        Ok(count) => match count.as_u64().and_then(|count| u32::try_from(count).ok()) {
+            Some(count) => Ok(Ok(count)),
+            None => Err(Failure::Lost(StoreError::unavailable(UNREADABLE))),
+        },
+        Err(Failure::Said(error)) => Ok(Err(error)),
+        Err(lost) => Err(lost),
+    }
+}
+
+/// The outputs of all. Each is polled after those before it, for it is the first poll that writes a command.
+async fn in_order<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.into_iter().map(|future| Box::pin(maybe_done(future))).collect();
+    poll_fn(|cx| {
+        let pending = futures.iter_mut().map(|future| future.as_mut().poll(cx).is_pending());
+        // Each of them is polled, also behind one that is pending.
+        if pending.fold(false, |any, this| any | this) { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    futures.iter_mut().filter_map(|future| future.as_mut().take_output()).collect()
+}
 
 /// What an operation says after its keys.
 fn words<'a>(op: &'a Op, server_time: &'a impl Fn(Moment) -> u64) -> impl Iterator<Item = Value> + 'a {
