@@ -113,6 +113,12 @@ pub fn table() -> Vec<Call> {
         row!("RedisStore::connect_with", "", Nobody, 1, |cast| {
             alone(async move { RedisStore::connect_with(Config::from_url(&cast.url).unwrap()).await })
         }),
+        row!("RedisStore::replicas", "", Nobody, 2, |cast| {
+            alone(async move {
+                let store = RedisStore::connect(&cast.url).await?;
+                store.replicas(1, Duration::from_millis(1)).await
+            })
+        }),
         row!("Leases::quorum", "", Nobody, 1, |cast| alone(async move { Leases::quorum(&cast.quorum).await })),
         row!("LeasesBuilder::connect_quorum", "", Nobody, 1, |cast| {
             alone(async move { Leases::builder().connect_quorum(&cast.quorum).await })
