@@ -4,7 +4,7 @@ mod support;
 
 use leasehold::{
     LeaseState, Leases, LossReason, StoreError, Wait,
-    store::{Store, redis::RedisStore},
+    store::{Store, contract, redis::RedisStore},
 };
 use std::{
     error::Error as _,
@@ -13,7 +13,8 @@ use std::{
 use support::{
     PATIENCE,
     sentinels::{MadeUp, SERVICE, Says, Watched, info, look, url},
-    server::{Server, free_port},
+    server::{Reply, Server, free_port},
+    suite::{self, Crowd},
     until, within,
 };
 
@@ -180,6 +181,69 @@ async fn a_lease_that_replicas_have_is_on_the_server_that_takes_over_and_goes_on
     let enough = async { while one.lease("other").wait(PATIENCE).acquire().await.is_err() {} };
     within("a lease that one replica has", enough).await;
     lease.release().await.unwrap();
+}
+
+/// The suite of every store, and of every line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_sentinels_every_rule_is_kept_and_who_waits_is_served_in_order_with_a_push_and_without() {
+    let watched = Watched::start();
+    let url = watched.url();
+    assert_eq!(contract::check(async || RedisStore::connect(&url).await.unwrap()).await, Ok(()));
+
+    let both = [leases(&url, 30 * SECOND).await, leases(&url, 30 * SECOND).await];
+    let primary = watched.server(watched.named_by(0));
+    until("the inboxes are open", || look(primary, &["PUBSUB", "CHANNELS", "leasehold:*"]).list().len() == 2).await;
+    suite::serves_in_order(&both, "told").await;
+    for server in &watched.servers {
+        look(server, &["ACL", "SETUSER", "default", "-publish"]);
+    }
+    let told = primary.calls("publish");
+    suite::serves_in_order_untold(&both, "untold", SECOND).await;
+    assert_eq!(primary.calls("publish"), told, "nobody was told");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_lives_through_the_death_of_the_primary_in_its_order() {
+    let mut watched = Watched::start();
+    let old = watched.named_by(0);
+    let both = [leases(&watched.url(), 15 * SECOND).await, leases(&watched.url(), 15 * SECOND).await];
+    let crowd = Crowd::gather(&both, "k", 6, true).await;
+    watched.servers.iter_mut().find(|s| s.port() == old).unwrap().kill();
+    watched.switched_from(old).await;
+    // Each has asked the new primary, by which it counts as alive.
+    until("all stand in the new line", || {
+        let new = watched.server(watched.named_by(0));
+        new.port() != old && {
+            let now = look(new, &["TIME"]).list()[0].int() * 1000;
+            let deadline = |record: Reply| record.text().unwrap().split(' ').next().unwrap().parse::<i64>().unwrap();
+            let alive =
+                look(new, &["HVALS", "{k}:waiters"]).list().into_iter().filter(|r| deadline(r.clone()) > now + 1500);
+            alive.count() == 6
+        }
+    })
+    .await;
+    let (order, took) = crowd.served(&both[0]).await;
+    println!("after a failover: {took:?}");
+    assert_eq!(order, [0, 1, 2, 3, 4, 5]);
+}
+
+/// Back within the second in which nobody misses it. The worst that a primary can do: its replicas follow it into oblivion.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_restarts_empty_at_once_is_told_as_a_loss_and_the_next_fence_is_larger() {
+    let mut watched = Watched::start();
+    let old = watched.named_by(0);
+    let leases = leases(&watched.url(), 3 * SECOND).await;
+    let lease = leases.lease("k").acquire().await.unwrap();
+    watched.servers.iter_mut().find(|s| s.port() == old).unwrap().restart();
+    let back = Instant::now();
+    let lost = within("the loss", lease.lost()).await;
+    if watched.named_by(0) == old {
+        assert_eq!(lost.reason, LossReason::Expired);
+        assert!(back.elapsed() < 2 * SECOND, "{:?}: a renewal, a third of a TTL later, finds out", back.elapsed());
+    }
+    let next = within("the next lease", leases.lease("k").wait(PATIENCE).acquire()).await.unwrap();
+    assert!(next.fence() > lease.fence());
+    next.release().await.unwrap();
 }
 
 /// Two servers of which the first is the primary, and sentinels that say so.

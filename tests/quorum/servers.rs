@@ -1,6 +1,9 @@
 //! A quorum of real servers.
-use crate::support::{server::Server, until, within};
-use leasehold::{Error, LeaseState, Leases, LeasesBuilder, LossReason, Released, Wait};
+use crate::support::{server::Server, suite, until, within};
+use leasehold::{
+    Error, LeaseState, Leases, LeasesBuilder, LossReason, Released, Wait,
+    store::{contract, quorum::QuorumStore},
+};
 use std::time::{Duration, Instant};
 
 fn servers(n: usize) -> Vec<Server> {
@@ -172,4 +175,44 @@ async fn a_force_is_not_undone_by_the_next_renewal() {
     let next = leases.lease("k").acquire().await.unwrap();
     assert!(next.fence() > lost.fence);
     next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn five_servers_keep_every_rule_of_a_store() {
+    let servers = servers(5);
+    let quorum = async || {
+        let quorum = QuorumStore::connect(servers.iter().map(Server::url)).await.unwrap();
+        quorum.quarantine(Duration::ZERO)
+    };
+    assert_eq!(contract::check(quorum).await, Ok(()));
+}
+
+/// There is no line, and no order is promised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_five_servers_two_may_be_gone_while_many_wait_and_everybody_is_served_alone() {
+    let mut servers = servers(5);
+    let both = [connect(&servers).await, connect(&servers).await];
+    suite::serves_everybody(&both, "all there").await;
+    servers[1].kill();
+    servers[4].stop();
+    suite::serves_everybody(&both, "two gone").await;
+    servers[4].cont();
+}
+
+#[tokio::test]
+async fn three_of_five_servers_that_restart_empty_at_once_cost_no_lease_and_give_none_for_the_quarantine() {
+    let mut servers = servers(5);
+    let leases = connect(&servers).await;
+    let lease = leases.lease("k").acquire().await.unwrap();
+    servers[..3].iter_mut().for_each(Server::kill);
+    servers[..3].iter_mut().for_each(Server::restart);
+    let careful = builder().quarantine(Duration::from_secs(3600));
+    let careful = careful.connect_quorum(servers.iter().map(Server::url)).await.unwrap();
+    let refused = careful.lease("other").try_acquire().await.unwrap_err();
+    assert!(matches!(&refused, Error::Store { source, .. } if source.may_pass()), "{refused:?}");
+    let value = format!("#{}", lease.fence());
+    let back = |server: &Server| server.get("k").is_some_and(|there| there.ends_with(&value));
+    until("the lease is back", || servers[..3].iter().all(back)).await;
+    assert!(lease.is_held());
+    assert_eq!(lease.release().await.unwrap(), Released::Released);
 }

@@ -13,6 +13,7 @@ pub mod resp;
 pub mod scene;
 pub mod sentinels;
 pub mod server;
+pub mod suite;
 pub mod traffic;
 pub mod work;
 
