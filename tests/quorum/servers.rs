@@ -191,11 +191,13 @@ async fn five_servers_keep_every_rule_of_a_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_five_servers_two_may_be_gone_while_many_wait_and_everybody_is_served_alone() {
     let mut servers = servers(5);
-    let both = [connect(&servers).await, connect(&servers).await];
-    suite::serves_everybody(&both, "all there").await;
+    let ttl = Duration::from_secs(6);
+    let another = || builder().ttl(ttl).connect_quorum(servers.iter().map(Server::url));
+    let both = [another().await.unwrap(), another().await.unwrap()];
+    suite::serves_everybody(&both, "all there", ttl).await;
     servers[1].kill();
     servers[4].stop();
-    suite::serves_everybody(&both, "two gone").await;
+    suite::serves_everybody(&both, "two gone", ttl).await;
     servers[4].cont();
 }
 

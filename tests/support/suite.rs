@@ -109,10 +109,11 @@ pub async fn serves_in_order_untold(leases: &[Leases], key: &str, poll: Duration
     assert!(took.iter().all(|took| *took < 2 * poll), "{took:?}");
 }
 
-/// Where there is no line: they are served all the same, one at a time.
-pub async fn serves_everybody(leases: &[Leases], key: &str) {
+/// Where there is no line: they are served all the same, one at a time, and nobody waits for a TTL to end.
+pub async fn serves_everybody(leases: &[Leases], key: &str, ttl: Duration) {
     let (mut order, took) = Crowd::gather(leases, key, 8, false).await.served(&leases[0]).await;
     order.sort_unstable();
     assert_eq!(order, (0..8).collect::<Vec<_>>());
     println!("without a line: {took:?}");
+    assert!(took.iter().all(|took| *took < ttl * 3 / 4), "{took:?}");
 }

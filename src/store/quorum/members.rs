@@ -11,7 +11,10 @@ use crate::{
     error::StoreError,
     store::{Freed, Owner},
 };
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
 use std::{
     future::Future,
     pin::Pin,
@@ -151,11 +154,18 @@ impl<M: Member> Members<M> {
     /// Gives back what an owner may have; whether there was anything. Returns when a majority has let go of it.
     pub(super) async fn release(self: &Arc<Self>, key: &Key, owner: &Owner) -> Result<Freed, StoreError> {
         let stakes = self.owners.part(key, owner);
-        let mut any = false;
-        for stake in &stakes {
+        // Side by side: what it has won does not wait for what an attempt that was lost may have at a member that hangs.
+        let each = stakes.iter().map(|stake| {
             let rest = Rest { members: self, owner, stake };
-            any |= self.release_one(stake).await?;
-            drop(rest);
+            async move {
+                let any = self.release_one(stake).await;
+                drop(rest);
+                any
+            }
+        });
+        let mut any = false;
+        for one in join_all(each).await {
+            any |= one?;
         }
         self.owners.forget(key, owner, &stakes);
         Ok(if any { Freed::Released } else { Freed::Gone })
@@ -172,12 +182,11 @@ impl<M: Member> Members<M> {
         };
         let verdict = self.ask(RELEASE, call, |answer| match answer {
             Some(answer) => Heard { answered: answer.is_ok(), verdict: done.add(answer) },
-            None => Heard { answered: false, verdict: None },
+            // Where a majority has nothing, nobody waits for the others.
+            None => Heard { answered: false, verdict: done.so_far() },
         });
-        let verdict = verdict.await;
-        match verdict {
+        match verdict.await {
             Some(any) => Ok(any),
-            None if concerned == 0 => Ok(false),
             None => done.last(),
         }
     }

@@ -242,12 +242,16 @@ impl Done {
             }
             Err(error) => self.failures.add(error),
         }
+        self.so_far()
+    }
+
+    pub(super) fn so_far(&self) -> Option<bool> {
         (self.answered >= self.size.majority).then_some(self.any)
     }
 
     /// No more answers are awaited.
     pub(super) fn last(&self) -> Result<bool, StoreError> {
-        if self.answered >= self.size.majority { Ok(self.any) } else { Err(self.failures.error(self.size, "answered")) }
+        self.so_far().ok_or_else(|| self.failures.error(self.size, "answered"))
     }
 }
 
