@@ -2,7 +2,7 @@
 use super::protocol::{Answer, Op, Verb};
 use crate::{clock::Moment, error::StoreError};
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     time::Duration,
 };
 use tokio::sync::oneshot;
@@ -14,26 +14,34 @@ const RELEASE_KEPT: Duration = Duration::from_secs(30);
 /// An operation, and who asked for it and when.
 pub(super) struct Job {
     pub(super) op: Op,
+    /// Since when somebody waits for it.
     pub(super) asked: Moment,
     /// `None` once it was answered.
-    reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+    reply: Option<Waits>,
+    /// Who asked for the same before, and hears the same answer.
+    before: Vec<Waits>,
 }
+
+type Waits = oneshot::Sender<Result<Answer, StoreError>>;
 
 impl Job {
     pub(super) fn new(op: Op, asked: Moment) -> (Job, oneshot::Receiver<Result<Answer, StoreError>>) {
         let (reply, answer) = oneshot::channel();
-        (Job { op, asked, reply: Some(reply) }, answer)
+        (Job { op, asked, reply: Some(reply), before: Vec::new() }, answer)
     }
 
     pub(super) fn answer(&mut self, answer: Result<Answer, StoreError>) {
+        // Whoever asked may have gone; then nobody is left to tell.
+        for reply in self.before.drain(..) {
+            reply.send(answer.clone()).ok();
+        }
         if let Some(reply) = self.reply.take() {
-            // Whoever asked may have gone; then nobody is left to tell.
             reply.send(answer).ok();
         }
     }
 
     pub(super) fn is_awaited(&self) -> bool {
-        self.reply.as_ref().is_some_and(|reply| !reply.is_closed())
+        self.reply.iter().chain(&self.before).any(|reply| !reply.is_closed())
     }
 
     /// What makes a lease that nobody waits for would only have to be released again. What else was asked may still matter.
@@ -54,29 +62,37 @@ pub(super) fn refuse(jobs: &mut [Job], why: &StoreError) {
 }
 
 /// A renewal that was not written before the next attempt at it isn't written at all: a server that stood still for a
-/// while would get all of them at once, and be late again.
-pub(super) fn drop_what_is_asked_again(queue: &mut VecDeque<Job>, jobs: &[Job]) {
+/// while would get all of them at once, and be late again. Whoever waits for it hears the next one's answer.
+pub(super) fn drop_what_is_asked_again(queue: &mut VecDeque<Job>, jobs: &mut [Job]) {
     if queue.is_empty() {
         return;
     }
-    let again: HashSet<&str> = jobs.iter().filter_map(|job| job.op.renews()).collect();
+    let again: HashMap<&str, usize> =
+        jobs.iter().enumerate().filter_map(|(at, job)| Some((job.op.renews()?, at))).collect();
+    let mut dropped = Vec::new();
     queue.retain_mut(|job| {
-        let keep = job.op.renews().is_none_or(|owner| !again.contains(owner));
-        if !keep {
-            job.answer(Err(StoreError::unavailable("not sent before the next attempt at it")));
-        }
-        keep
+        let next = job.op.renews().and_then(|owner| again.get(owner)).filter(|at| jobs[**at].op.asks_the_same(&job.op));
+        let Some(at) = next else { return true };
+        let waiting: Vec<_> = job.before.drain(..).chain(job.reply.take()).collect();
+        dropped.push((*at, job.asked, waiting));
+        false
     });
+    for (at, asked, waiting) in dropped {
+        // Somebody has waited since then, and is told in time why there is no connection.
+        jobs[at].asked = jobs[at].asked.min(asked);
+        jobs[at].before.extend(waiting);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::protocol::Arg;
+    use super::super::protocol::{Arg, Word};
     use super::*;
     use crate::{
         Key,
-        store::{Claim, Identity, Owner, Renewal},
+        store::{Claim, Identity, Owner, Renewal, Renewed},
     };
+    use tokio::sync::oneshot::error::TryRecvError;
 
     const ASKED: Moment = Moment(1_000_000_000);
 
@@ -119,16 +135,28 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_gives_way_to_the_next_attempt_at_it_and_to_nothing_else() {
-        let (_, renewal, release) = ops();
-        let again = Op { verb: renewal.verb, keys: renewal.keys.clone(), args: vec![Arg::Text(owner_of(&renewal))] };
-        let (of_another, (first, mut told)) = (ops().1, Job::new(renewal, ASKED));
-        let (others, mut waits) = Job::new(of_another, ASKED);
-        let mut queue = VecDeque::from([first, others, forsaken(release)]);
-        drop_what_is_asked_again(&mut queue, &[forsaken(again)]);
-        assert!(told.try_recv().unwrap().is_err_and(|error| error.may_pass()));
-        assert_eq!(queue.iter().map(|job| job.op.verb).collect::<Vec<_>>(), [Verb::Renew, Verb::Release]);
-        assert!(waits.try_recv().is_err(), "it was told nothing");
+    fn a_renewal_gives_way_to_the_next_attempt_at_it_and_hears_its_answer_and_nothing_else_does() {
+        let renewal = ops().1;
+        let again = |args: Vec<Arg>| Job::new(Op { verb: Verb::Renew, keys: renewal.keys.clone(), args }, ASKED).0;
+        let same = || vec![Arg::Text(owner_of(&renewal)), Arg::Number(1), Arg::Number(30_000)];
+        let shorter = vec![Arg::Text(owner_of(&renewal)), Arg::Number(1), Arg::Number(20_000)];
+        let ((first, mut told), (second, mut told_too)) =
+            (Job::new(again(same()).op, ASKED), Job::new(again(same()).op, ASKED));
+        let (others, mut waits) = Job::new(ops().1, ASKED);
+        let mut queue = VecDeque::from([first, others, forsaken(ops().2), again(shorter)]);
+        drop_what_is_asked_again(&mut queue, &mut [second]);
+        assert!(told.try_recv().is_err_and(|error| error == TryRecvError::Closed), "the next one was dropped");
+        assert!(told_too.try_recv().is_err());
+
+        let (first, mut told) = Job::new(again(same()).op, ASKED);
+        queue.push_front(first);
+        let mut next = [Job::new(again(same()).op, ASKED.after(Duration::from_secs(1))).0];
+        drop_what_is_asked_again(&mut queue, &mut next);
+        assert_eq!(queue.iter().map(|job| job.op.verb).collect::<Vec<_>>(), [Verb::Renew, Verb::Release, Verb::Renew]);
+        assert!(next[0].is_awaited() && next[0].asked == ASKED, "by who asked before");
+        next[0].answer(Ok(Answer::new(vec![Word::Text(b"renewed".to_vec())])));
+        assert!(told.try_recv().unwrap().is_ok_and(|answer| answer.renewed(None) == Ok(Renewed::Renewed)));
+        assert_eq!(waits.try_recv().err(), Some(TryRecvError::Empty), "it was told nothing");
     }
 
     fn owner_of(renewal: &Op) -> String {

@@ -337,8 +337,8 @@ impl Carrier {
     fn take(&mut self, asked: Asked) {
         match asked {
             Asked::One(job) => self.queue.push_back(job),
-            Asked::Many(jobs) => {
-                drop_what_is_asked_again(&mut self.queue, &jobs);
+            Asked::Many(mut jobs) => {
+                drop_what_is_asked_again(&mut self.queue, &mut jobs);
                 self.queue.extend(jobs);
             }
         }

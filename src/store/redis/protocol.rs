@@ -57,6 +57,7 @@ impl Verb {
 }
 
 /// An argument of an operation.
+#[derive(PartialEq)]
 pub(super) enum Arg {
     Text(String),
     Bytes(Vec<u8>),
@@ -104,6 +105,13 @@ impl Op {
             (Verb::Renew | Verb::Hold, Some(Arg::Text(owner))) => Some(owner),
             _ => None,
         }
+    }
+
+    /// Whether this does what that would have done, though it be later.
+    pub(super) fn asks_the_same(&self, that: &Op) -> bool {
+        let same = |(this, that): (&Arg, &Arg)| this == that || matches!((this, that), (Arg::Until(_), Arg::Until(_)));
+        let args = self.args.len() == that.args.len() && self.args.iter().zip(&that.args).all(same);
+        self.verb == that.verb && self.keys == that.keys && args
     }
 
     pub(super) fn release(key: &Key, owner: &Owner) -> Self {
@@ -180,6 +188,7 @@ pub(super) enum Word {
 pub(super) type Had = Result<u32, ServerError>;
 
 /// The answer to one operation: a name, and what belongs to it. And which replicas have it, if that was asked for.
+#[derive(Clone)]
 pub(super) struct Answer(Vec<Word>, Option<Had>);
 
 impl Answer {
