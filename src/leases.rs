@@ -288,8 +288,8 @@ impl LeasesBuilder {
     /// [`LeaseState::AtRisk`](crate::LeaseState::AtRisk), taken back when enough have it again.
     ///
     /// What a call may take grows by twice `within`, for a server answers one connection's calls one after the other: while
-    /// replicas are missing, each list of claims or renewals holds up its connection for `within`. Validity still counts from
-    /// before the first send. It makes no lease safe against a failover; `docs/topologies.md` says what it is worth.
+    /// replicas are missing, each list of claims or renewals holds up its connection for `within`, and up to 0.1 s longer, for
+    /// Redis looks ten times a second whether a wait is over. Validity still counts from before the first send. It makes no lease safe against a failover; `docs/topologies.md` says what it is worth.
     ///
     /// For [`connect`](LeasesBuilder::connect) and [`connect_with`](LeasesBuilder::connect_with); a quorum and a store of
     /// your own refuse it.
@@ -369,7 +369,7 @@ impl LeasesBuilder {
         let unable = |source| Error::Store { attempted: "connect", key: None, source };
         let host = Host::own().map_err(unable)?;
         let address = address.with_replicas(self.settings.replicas);
-        let settings = redis::Settings { patience: plan.attempt * 2 };
+        let settings = redis::Settings { patience: (plan.attempt * 2).max(self.slack()) };
         // Boxed, here and below: futures within futures grow so deep that a caller's crate would need a higher `recursion_limit`.
         let store = host.run(Box::pin(RedisStore::open(address, settings))).await.map_err(unable)??;
         Ok(self.assemble(store, identity, host))
@@ -395,6 +395,10 @@ impl LeasesBuilder {
         Ok(self.assemble(store, identity, host))
     }
 
+    fn slack(&self) -> Duration {
+        self.settings.replicas.map_or(Duration::ZERO, |replicas| replicas.slack())
+    }
+
     fn without_replicas(&self, rule: &'static str) -> Result<(), Invalid> {
         self.settings.replicas.map_or(Ok(()), |_| Err(Invalid::new("replicas", rule)))
     }
@@ -405,7 +409,7 @@ impl LeasesBuilder {
 
     fn assemble(self, store: impl Store, identity: Identity, host: Host) -> Leases {
         let store = Arc::new(store);
-        let slack = self.settings.replicas.map_or(Duration::ZERO, |replicas| replicas.slack());
+        let slack = self.slack();
         let engine = Engine::new(store.clone(), self.clock, identity.clone(), host, slack);
         let hearer = Arc::downgrade(&engine);
         store.listen(Pushes::new(identity, move |push| match hearer.upgrade() {

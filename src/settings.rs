@@ -6,6 +6,8 @@ const MIN_TTL: Duration = Duration::from_millis(100);
 /// Redis counts in signed 64-bit milliseconds of wall-clock time; a year is far within it, and nobody means more.
 const MAX_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
 const MIN_ATTEMPT: Duration = Duration::from_millis(10);
+/// A wait for replicas that is in vain ends when Redis next looks at the time: ten times a second, by its usual `hz`.
+const TICK: Duration = Duration::from_millis(100);
 
 /// How long to wait for a key that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +50,7 @@ impl Replicas {
 
     /// How much longer a call may take: the server may still be waiting for what was asked before it.
     pub(crate) fn slack(&self) -> Duration {
-        self.within.saturating_mul(2)
+        (self.within + TICK).saturating_mul(2)
     }
 }
 
@@ -138,8 +140,8 @@ impl Settings {
             if !self.fixed && replicas.slack() + attempt > ttl * 2 / 3 - grace {
                 return Err(Invalid::new(
                     "replicas",
-                    "twice `within` and an `attempt` fit between a renewal and the cancellation, two thirds of the ttl less \
-                     the grace: shorten it, or lengthen the ttl",
+                    "twice `within` (and 0.2 s) and an `attempt` fit between a renewal and the cancellation, two thirds of \
+                     the ttl less the grace: shorten it, or lengthen the ttl",
                 ));
             }
         }
@@ -217,6 +219,7 @@ mod tests {
             (with(1, 1_000_001), "at most an `attempt`"),
             (Settings { attempt: ms(2000), ..with(1, 2_000_000) }, "lengthen the ttl"),
             (Settings { grace: ms(1900), ..with(1, 1_000_000) }, "lengthen the ttl"),
+            (Settings { ttl: ms(500), ..with(1, 1000) }, "lengthen the ttl"),
             // What a request makes of it.
             (Settings { ttl: ms(600), ..Settings::default() }.over(&with(1, 1_000_000)), "at most an `attempt`"),
         ] {

@@ -163,7 +163,7 @@ async fn one_server() {
     show(store.replicas(1, TTL / 6).await.unwrap());
 
     let by_url = builder().connect(&url(PRIMARYS)).await.unwrap();
-    let by_config = builder().replicas(1, TTL / 6).connect_with(config(PRIMARYS)).await.unwrap();
+    let by_config = builder().ttl(6 * TTL).replicas(1, TTL / 6).connect_with(config(PRIMARYS)).await.unwrap();
     show_all(&by_url).await;
     shows_error("too few replicas", by_config.lease("k").acquire()).await;
     trouble(&by_url, &mut server).await;

@@ -175,6 +175,26 @@ async fn a_renewal_that_too_few_replicas_have_is_trouble_told_once_and_taken_bac
     assert!(servers[0].get("renewed-thinly").is_none());
 }
 
+/// A server looks ten times a second whether a wait is over: the shortest TTLs have to live with that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_few_replicas_cost_no_lease_that_is_short() {
+    let servers = replicated(1);
+    let builder = Leases::builder().ttl(SECOND).attempt(SECOND / 20).replicas(1, SECOND / 20);
+    let leases = builder.connect(&servers[0].url()).await.unwrap();
+    let lease = acquired(&leases, "k").await;
+    servers[1].stop();
+    let connections = || {
+        let stats = servers[0].cmd(&["INFO", "stats"]).text().unwrap();
+        stats.lines().find(|line| line.starts_with("total_connections_received:")).unwrap().to_owned()
+    };
+    let connected = connections();
+    let next = lease.valid_until() + 4 * SECOND;
+    until("it is renewed", || lease.valid_until() > next || !lease.is_held()).await;
+    assert_eq!(lease.state(), LeaseState::AtRisk);
+    assert_eq!(connections(), connected, "none was given up for a server that said nothing");
+    assert_eq!(lease.release().await.unwrap(), Released::Released);
+}
+
 /// However many there are: what came together waits together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_few_replicas_cost_none_of_a_thousand_leases() {

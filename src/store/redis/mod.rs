@@ -127,10 +127,11 @@ impl RedisStore {
     pub async fn replicas(self, wanted: u32, within: Duration) -> Result<RedisStore, Error> {
         let replicas = Replicas { wanted, within };
         replicas.check()?;
-        if replicas.slack() > self.settings.patience {
+        if within > Duration::from_secs(1) {
             return Err(Invalid::new("replicas", "`within` is at most 1 s").into());
         }
-        Self::open(self.address.clone().with_replicas(Some(replicas)), self.settings).await
+        let settings = Settings { patience: self.settings.patience.max(replicas.slack()) };
+        Self::open(self.address.clone().with_replicas(Some(replicas)), settings).await
     }
 
     pub(crate) async fn open(address: Address, settings: Settings) -> Result<RedisStore, Error> {
