@@ -114,10 +114,10 @@ impl Proposals {
     /// How it stands when no more answers are awaited.
     pub(super) fn lost(&self) -> Result<Claimed, StoreError> {
         let (busy, absent) = (self.busy.len(), self.failures.count());
-        if self.size.blocks(absent) || absent > 0 && busy + self.late == 0 {
+        if self.size.blocks(absent) || busy + self.late == 0 {
             return Err(self.failures.error(self.size, "could be asked"));
         }
-        if busy == 0 && self.late > 0 {
+        if busy == 0 {
             return Ok(Claimed::Late);
         }
         Ok(Claimed::busy(self.retry_in(), self.holder.clone()))
