@@ -46,6 +46,12 @@ impl Client {
         Client::blank(Owner { client, attempt: 0 }, attempts, renewals)
     }
 
+    /// Its first attempt has won.
+    pub(crate) fn holding(client: u8, fence: Fence, x: &Quorum) -> Client {
+        let idle = Client::new(client, x);
+        Client { phase: Phase::Held, attempts: idle.attempts - 1, fence, valid: x.bounds.ttl, ..idle }
+    }
+
     fn blank(owner: Owner, attempts: u8, renewals: u8) -> Client {
         Client {
             phase: if attempts > 0 { Phase::Idle } else { Phase::Gone },

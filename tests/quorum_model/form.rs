@@ -11,13 +11,13 @@ impl State {
         for site in &mut self.sites {
             site.settle(&self.clients, x);
         }
+        for client in self.clients.iter_mut().filter(|client| client.phase == Phase::Held) {
+            client.forced = false;
+        }
         if x.bounds.pace > 0 {
             self.rank();
         }
-        if x.bounds.attempts[0] == x.bounds.attempts[1]
-            && x.bounds.renewals[0] == x.bounds.renewals[1]
-            && self.clients[0] > self.clients[1]
-        {
+        if self.clients[0] > self.clients[1] {
             self.swap();
         }
         self.sites.sort_unstable();
@@ -76,6 +76,8 @@ impl Site {
         });
         self.coming.sort_unstable();
         self.coming.dedup();
+        let lives = |owner: Owner| clients.iter().any(|client| client.owner == owner && client.phase != Phase::Gone);
+        self.robbed = self.robbed.filter(|k| lives(k.owner));
     }
 }
 

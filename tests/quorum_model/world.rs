@@ -19,6 +19,8 @@ pub(crate) const LATE: u8 = 1;
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub(crate) ttl: u8,
+    /// It begins with a lease of the first client's, which stands at a majority and not everywhere.
+    pub(crate) held: bool,
     /// How many attempts a client may make, and how many renewals it may send in all of them.
     pub(crate) attempts: [u8; 2],
     pub(crate) renewals: [u8; 2],
@@ -28,8 +30,8 @@ pub(crate) struct Bounds {
     /// How often a member may come back without its data.
     pub(crate) restarts: u8,
     pub(crate) quarantine: u8,
-    /// Somebody ends what he finds by force: once at each member, there at any time or never.
-    pub(crate) force: bool,
+    /// At so many members somebody ends by force what he finds: once, at each at any time or never.
+    pub(crate) force: usize,
 }
 
 /// What is searched.
@@ -263,12 +265,24 @@ impl Model for Quorum {
             member: Member::new(clock),
             answers: [Answer::None; 2],
             coming: Vec::new(),
-            by_force: self.bounds.force,
+            by_force: false,
             robbed: None,
         };
         let clients = [0, 1].map(|client| Client::new(client, self));
         let sites = self.bounds.clocks.map(site);
         let mut state = State { clients, sites, restarts: self.bounds.restarts, told: NO_FENCE, broken: Vec::new() };
+        for site in &mut state.sites[..self.bounds.force] {
+            site.by_force = true;
+        }
+        if self.bounds.held {
+            let fence = self.bounds.clocks[0];
+            let client = Client::holding(0, fence, self);
+            for site in &mut state.sites[..MAJORITY] {
+                site.member.k = Some(Lease { owner: client.owner, fence, ttl: self.bounds.ttl });
+                site.member.f = fence;
+            }
+            (state.clients[0], state.told) = (client, fence);
+        }
         state.settle(self);
         vec![state]
     }
