@@ -10,7 +10,7 @@ use stateright::Property;
 pub(crate) enum Rule {
     /// No two clients believe at one time.
     Exclusion,
-    /// A lease that was handed out stands at a majority, and its fence was written back there.
+    /// A lease that was handed out stands at a majority, its fence was written back there, and none that is larger.
     Standing,
     /// Each lease that is handed out has a larger fence than all before it.
     FencesGrow,
@@ -55,7 +55,7 @@ fn believers(state: &State) -> impl Iterator<Item = &Client> {
 }
 
 fn stands(client: &Client, site: &Site) -> bool {
-    let written = site.member.f >= client.fence;
+    let written = site.member.f == client.fence;
     written && site.member.k.is_some_and(|k| k.owner == client.owner && k.fence == client.fence)
 }
 

@@ -247,8 +247,7 @@ impl Quorum {
             }
         };
         let kept_back = site.coming.iter().any(|it| it.what == What::Release && it.owner == owner);
-        let only_kept_back =
-            kept_back && !site.coming.iter().any(|it| *it == Request { what: What::Release, owner, age: 0 });
+        let only_kept_back = kept_back && !site.coming.contains(&Request { what: What::Release, owner, age: 0 });
         self.saw(Event::SecondReleaseNeeded, !had && site.member.owns(owner) && only_kept_back);
         if let Some(answer) = answer {
             site.answers[usize::from(owner.client)] = answer;
