@@ -11,14 +11,14 @@
 //! crashes is one that leaves, whose releases never arrive. A member restarts without its data, at most a minority at one time.
 //! Somebody ends the lease by force, at any of the members, at each at a time of its own.
 //!
-//! **Bounds.** Time goes in ticks: a TTL is 2, and a request takes nothing when it is 1 old. Only what is left, or how old something
-//! is, is kept, and fences are counted from the slowest clock, so that there is no last tick. How many attempts a client makes and
+//! **Bounds.** Time goes in ticks: a TTL is 2, and a request that is 1 old takes nothing. Only what is left, or how old something is,
+//! is kept, and fences are counted from the slowest clock, so that there is no last tick. How many attempts a client makes and
 //! how many renewals it sends is bounded, by [`Bounds`], and each search ends because there is no other state. Nothing is
 //! searched behind the end of both clients: what is then on its way is judged as it lies.
 //!
 //! **Not here.** Five members, and three clients (the simulation in `tests/quorum` has them). A request that arrives twice. Answers
-//! to a renewal that was given up for another. Clocks of clients that run apart, and members' that are set. Members that restart with their data, for nothing is
-//! lost then. Who is released where: here all are. Split votes over and over, which chance ends.
+//! to a renewal that was given up for another. Clients' clocks that run apart, members' that are set. Which members an attempt has to
+//! release (`stake.rs`): here it is all. Votes that are split again and again, which chance ends.
 //!
 //! `MODEL=wide cargo test --release --test quorum_model -- --nocapture` searches further. `docs/safety.md` has the figures.
 #![allow(unreachable_pub, clippy::print_stdout, clippy::unwrap_used, reason = "it says what it found")]
