@@ -351,6 +351,27 @@ mod tests {
     }
 
     #[test]
+    fn a_majority_is_more_than_half() {
+        for (of, needed) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)] {
+            let mut answers = Answers::default();
+            let named = (1..=of).find(|_| answers.count(at(1), of));
+            assert_eq!(named, Some(needed), "of {of}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_is_left_when_another_is_named_and_not_before() {
+        use futures_util::FutureExt;
+        let sentinels = Sentinels::new(&[at(1)], "m", Config::default()).unwrap();
+        let mut moves = sentinels.moves_from(&at(7));
+        assert!(moves.away().now_or_never().is_none());
+        sentinels.said.send_replace(Some(at(7)));
+        assert!(moves.away().now_or_never().is_none());
+        sentinels.said.send_replace(Some(at(8)));
+        assert!(moves.away().now_or_never().is_some_and(|why| why.to_string().contains("h:8")));
+    }
+
+    #[test]
     fn an_address_of_ipv6_can_be_told_from_its_port() {
         assert_eq!(server("::1".into(), 6379).to_string(), "[::1]:6379");
         assert_eq!(server("10.0.0.1".into(), 6379).to_string(), "10.0.0.1:6379");
