@@ -40,6 +40,13 @@ impl Job {
         }
     }
 
+    /// Its answer is that one's too.
+    fn takes_over(&mut self, old: Job) {
+        // Somebody has waited since then, and is told in time why there is no connection.
+        self.asked = self.asked.min(old.asked);
+        self.before.extend(old.before.into_iter().chain(old.reply));
+    }
+
     pub(super) fn is_awaited(&self) -> bool {
         self.reply.iter().chain(&self.before).any(|reply| !reply.is_closed())
     }
@@ -61,27 +68,31 @@ pub(super) fn refuse(jobs: &mut [Job], why: &StoreError) {
     }
 }
 
-/// A renewal that was not written before the next attempt at it isn't written at all: a server that stood still for a
-/// while would get all of them at once, and be late again. Whoever waits for it hears the next one's answer.
-pub(super) fn drop_what_is_asked_again(queue: &mut VecDeque<Job>, jobs: &mut [Job]) {
-    if queue.is_empty() {
-        return;
+/// Takes in what is asked. A renewal that was not written before the next attempt at it isn't written at all: a server that
+/// stood still for a while would get all of them at once, and be late again. The next one gets its place, or who is in a
+/// hurry would go to the back again and again; and whoever waits for it hears the next one's answer.
+pub(super) fn take_in(queue: &mut VecDeque<Job>, jobs: Vec<Job>) {
+    let mut again: HashMap<&str, usize> = HashMap::new();
+    if !queue.is_empty() {
+        again.extend(jobs.iter().enumerate().filter_map(|(at, job)| Some((job.op.renews()?, at))));
     }
-    let again: HashMap<&str, usize> =
-        jobs.iter().enumerate().filter_map(|(at, job)| Some((job.op.renews()?, at))).collect();
-    let mut dropped = Vec::new();
-    queue.retain_mut(|job| {
-        let next = job.op.renews().and_then(|owner| again.get(owner)).filter(|at| jobs[**at].op.asks_the_same(&job.op));
-        let Some(at) = next else { return true };
-        let waiting: Vec<_> = job.before.drain(..).chain(job.reply.take()).collect();
-        dropped.push((*at, job.asked, waiting));
-        false
-    });
-    for (at, asked, waiting) in dropped {
-        // Somebody has waited since then, and is told in time why there is no connection.
-        jobs[at].asked = jobs[at].asked.min(asked);
-        jobs[at].before.extend(waiting);
+    let mut places = Vec::new();
+    if !again.is_empty() {
+        places.extend(queue.iter().enumerate().filter_map(|(place, job)| {
+            let owner = job.op.renews()?;
+            let at = *again.get(owner)?;
+            jobs[at].op.asks_the_same(&job.op).then(|| again.remove(owner))?;
+            Some((place, at))
+        }));
     }
+    let mut jobs: Vec<Option<Job>> = jobs.into_iter().map(Some).collect();
+    for (place, at) in places {
+        if let Some(next) = jobs[at].take() {
+            let old = std::mem::replace(&mut queue[place], next);
+            queue[place].takes_over(old);
+        }
+    }
+    queue.extend(jobs.into_iter().flatten());
 }
 
 #[cfg(test)]
@@ -135,28 +146,41 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_gives_way_to_the_next_attempt_at_it_and_hears_its_answer_and_nothing_else_does() {
+    fn a_renewal_gives_its_place_to_the_next_attempt_at_it_and_hears_its_answer_and_nothing_else_does() {
         let renewal = ops().1;
-        let again = |args: Vec<Arg>| Job::new(Op { args, ..renewal.clone() }, ASKED).0;
-        let same = || vec![Arg::Text(owner_of(&renewal)), Arg::Number(1), Arg::Number(30_000)];
-        let shorter = vec![Arg::Text(owner_of(&renewal)), Arg::Number(1), Arg::Number(20_000)];
-        let ((first, mut told), (second, mut told_too)) =
-            (Job::new(again(same()).op, ASKED), Job::new(again(same()).op, ASKED));
+        let again = |fence| {
+            let args = vec![Arg::Text(owner_of(&renewal)), Arg::Number(fence), Arg::Number(30_000)];
+            Job::new(Op { args, ..renewal.clone() }, ASKED.after(Duration::from_secs(fence)))
+        };
         let (others, mut waits) = Job::new(ops().1, ASKED);
-        let mut queue = VecDeque::from([first, others, forsaken(ops().2), again(shorter)]);
-        drop_what_is_asked_again(&mut queue, &mut [second]);
-        assert!(told.try_recv().is_err_and(|error| error == TryRecvError::Closed), "the next one was dropped");
-        assert!(told_too.try_recv().is_err());
+        let ((first, mut told), (another_fence, mut waits_too)) = (again(1), again(2));
+        let mut queue = VecDeque::from([first, others, forsaken(ops().2), another_fence]);
+        // It was asked for later, and by somebody else too.
+        let (mut next, mut answered) = again(1);
+        next.asked = ASKED.after(Duration::from_secs(60));
+        take_in(&mut queue, vec![forsaken(ops().0), next]);
+        let verbs: Vec<_> = queue.iter().map(|job| job.op.verb).collect();
+        assert_eq!(verbs, [Verb::Renew, Verb::Renew, Verb::Release, Verb::Renew, Verb::Claim]);
+        assert_eq!(queue[0].asked, ASKED.after(Duration::from_secs(1)), "by who asked before");
 
-        let (first, mut told) = Job::new(again(same()).op, ASKED);
-        queue.push_front(first);
-        let mut next = [Job::new(again(same()).op, ASKED.after(Duration::from_secs(1))).0];
-        drop_what_is_asked_again(&mut queue, &mut next);
-        assert_eq!(queue.iter().map(|job| job.op.verb).collect::<Vec<_>>(), [Verb::Renew, Verb::Release, Verb::Renew]);
-        assert!(next[0].is_awaited() && next[0].asked == ASKED, "by who asked before");
-        next[0].answer(Ok(Answer::new(vec![Word::Text(b"renewed".to_vec())])));
-        assert!(told.try_recv().unwrap().is_ok_and(|answer| answer.renewed(None) == Ok(Renewed::Renewed)));
-        assert_eq!(waits.try_recv().err(), Some(TryRecvError::Empty), "it was told nothing");
+        queue[0].answer(Ok(Answer::new(vec![Word::Text(b"renewed".to_vec())])));
+        for told in [&mut told, &mut answered] {
+            assert!(told.try_recv().unwrap().is_ok_and(|answer| answer.renewed(None) == Ok(Renewed::Renewed)));
+        }
+        for waits in [&mut waits, &mut waits_too] {
+            assert_eq!(waits.try_recv().err(), Some(TryRecvError::Empty), "it was told nothing");
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_renewal_that_gave_its_place_hears_when_that_is_dropped() {
+        let renewal = ops().1;
+        let ((first, mut told), (next, _)) = (Job::new(renewal.clone(), ASKED), Job::new(renewal, ASKED));
+        let mut queue = VecDeque::from([first]);
+        take_in(&mut queue, vec![next]);
+        assert!(queue.len() == 1 && queue[0].is_awaited());
+        queue.clear();
+        assert_eq!(told.try_recv().err(), Some(TryRecvError::Closed));
     }
 
     fn owner_of(renewal: &Op) -> String {

@@ -6,7 +6,7 @@
 use super::{
     address::Address,
     cluster::by_slot,
-    job::{Job, drop_what_is_asked_again, refuse},
+    job::{Job, refuse, take_in},
     protocol::{Answer, LONGEST, Op, Verb},
     server_time::ServerTime,
     wire::{Failure, Page, Reply, Sent, Wire},
@@ -293,8 +293,9 @@ impl Carrier {
             }
         }
         match misled {
-            // Not the primary, or no longer: the same address may lead to the new one.
-            Some(error) => Err(error),
+            // Not the primary, or no longer: the same address may lead to the new one. What else is under way was told
+            // nothing by the server, and its words are not passed on as if it had been.
+            Some(error) => Err(StoreError::unavailable("the server turned out to be a replica").with_source(error)),
             None => {
                 self.failures = 0;
                 Ok(())
@@ -351,10 +352,7 @@ impl Carrier {
     fn take(&mut self, asked: Asked) {
         match asked {
             Asked::One(job) => self.queue.push_back(job),
-            Asked::Many(mut jobs) => {
-                drop_what_is_asked_again(&mut self.queue, &mut jobs);
-                self.queue.extend(jobs);
-            }
+            Asked::Many(jobs) => take_in(&mut self.queue, jobs),
         }
         if self.sweep.is_due(self.queue.len()) {
             self.drop_what_nobody_wants();

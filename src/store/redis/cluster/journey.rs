@@ -149,7 +149,6 @@ impl<'a> Journey<'a> {
             return Err(why);
         }
         let pause = (PAUSE.0 * 2_u32.saturating_pow(self.turns.saturating_sub(1))).min(PAUSE.1);
-        self.cluster.pause(jittered(pause)).await;
-        Ok(())
+        self.cluster.pause(jittered(pause)).await
     }
 }

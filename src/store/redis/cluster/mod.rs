@@ -150,7 +150,7 @@ impl Cluster {
         tokio::select! {
             biased;
             answer = asked => answer,
-            () = self.pause(self.patience / 8) => Err(StoreError::unavailable("there was no answer where its slot was moved")),
+            _ = self.pause(self.patience / 8) => Err(StoreError::unavailable("there was no answer where its slot was moved")),
         }
     }
 
@@ -195,7 +195,8 @@ impl Cluster {
     ) -> Option<T> {
         let leave = async {
             self.topology.leave(slots, server).await;
-            self.pause(LAST_WORD).await;
+            // Over either way.
+            let _ = self.pause(LAST_WORD).await;
         };
         tokio::select! {
             biased;
@@ -204,9 +205,12 @@ impl Cluster {
         }
     }
 
-    /// By a timer of the store's own runtime: the caller's may have none. Over at once when that has ended.
-    async fn pause(&self, pause: Duration) {
-        self.runtime.spawn(async move { tokio::time::sleep(pause).await }).await.ok();
+    /// By a timer of the store's own runtime: the caller's may have none.
+    ///
+    /// # Errors
+    /// When that has ended: at once.
+    async fn pause(&self, pause: Duration) -> Result<(), StoreError> {
+        self.runtime.spawn(async move { tokio::time::sleep(pause).await }).await.map_err(|_| over())
     }
 }
 

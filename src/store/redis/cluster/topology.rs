@@ -136,12 +136,14 @@ impl Topology {
         let mut trouble: Option<StoreError> = None;
         let nodes = self.nodes();
         for nodes in nodes.chunks(ASKED) {
-            let mut best: Option<View> = None;
+            let (mut best, mut exact): (Option<View>, bool) = (None, true);
             let mut asked: FuturesUnordered<_> = nodes.iter().map(|node| self.ask(node)).collect();
             let mut until = Instant::now() + 2 * ANSWER;
             while let Ok(Some(answer)) = timeout_at(until, asked.next()).await {
                 match answer {
                     Ok(view) => {
+                        // While servers are replaced by newer ones, it is the older who may say `ASK`.
+                        exact &= view.slots.exact;
                         if best.as_ref().is_none_or(|best| view.standing > best.standing) {
                             best = Some(view);
                         }
@@ -152,7 +154,8 @@ impl Topology {
                     Err(_) => {}
                 }
             }
-            if let Some(View { slots, .. }) = best {
+            if let Some(View { mut slots, .. }) = best {
+                slots.exact = exact;
                 self.map.send_replace(Arc::new(slots));
                 return Ok(());
             }
