@@ -77,13 +77,17 @@ pub(super) fn take_in(queue: &mut VecDeque<Job>, jobs: Vec<Job>) {
         again.extend(jobs.iter().enumerate().filter_map(|(at, job)| Some((job.op.renews()?, at))));
     }
     let mut places = Vec::new();
-    if !again.is_empty() {
-        places.extend(queue.iter().enumerate().filter_map(|(place, job)| {
-            let owner = job.op.renews()?;
-            let at = *again.get(owner)?;
-            jobs[at].op.asks_the_same(&job.op).then(|| again.remove(owner))?;
-            Some((place, at))
-        }));
+    for (place, job) in queue.iter().enumerate() {
+        if again.is_empty() {
+            break;
+        }
+        if let Some(owner) = job.op.renews()
+            && let Some(&at) = again.get(owner)
+            && jobs[at].op.asks_the_same(&job.op)
+        {
+            again.remove(owner);
+            places.push((place, at));
+        }
     }
     let mut jobs: Vec<Option<Job>> = jobs.into_iter().map(Some).collect();
     for (place, at) in places {
