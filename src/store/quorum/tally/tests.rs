@@ -10,6 +10,11 @@ fn down() -> StoreError {
 }
 
 #[test]
+fn a_majority_is_more_than_half() {
+    assert_eq!([3, 5, 7].map(|members| Size::of(members).majority), [2, 3, 4]);
+}
+
+#[test]
 fn a_majority_wins_with_the_largest_fence_that_it_proposed() {
     let mut votes = Proposals::new(FIVE);
     assert_eq!(votes.add(Ok(Proposed::Held { fence: 4 })), None);
