@@ -1,5 +1,8 @@
 //! An operation on its way, and whoever waits for it.
-use super::protocol::{Answer, Op, Verb};
+use super::{
+    answer::Answer,
+    protocol::{Op, Verb},
+};
 use crate::{clock::Moment, error::StoreError};
 use std::{
     collections::{HashMap, VecDeque},
@@ -101,7 +104,7 @@ pub(super) fn take_in(queue: &mut VecDeque<Job>, jobs: Vec<Job>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::protocol::{Arg, Word};
+    use super::super::{answer::Word, protocol::Arg};
     use super::*;
     use crate::{
         Key,

@@ -5,9 +5,10 @@
 //! shares the next one. The task alone owns the connection: callers come and go without touching what is in flight.
 use super::{
     address::Address,
+    answer::Answer,
     cluster::by_slot,
     job::{Job, refuse, take_in},
-    protocol::{Answer, LONGEST, Op, Verb},
+    protocol::{LONGEST, Op, Verb},
     server_time::ServerTime,
     wire::{Failure, Page, Reply, Sent, Wire},
 };

@@ -1,5 +1,6 @@
 //! Leases in Redis.
 mod address;
+mod answer;
 mod cluster;
 mod inbox;
 mod job;
@@ -15,9 +16,10 @@ mod wire;
 
 pub(crate) use self::{address::Address, quorum::addresses};
 use self::{
+    answer::Answer,
     cluster::{Cluster, Way},
     link::Link,
-    protocol::{Answer, Op},
+    protocol::Op,
 };
 use crate::{
     Key,

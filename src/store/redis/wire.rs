@@ -1,8 +1,9 @@
 //! One connection to one server. The only place, with the inbox, that knows the client library.
 use super::{
     address::{Address, Target},
+    answer::{Answer, Had, Word},
     cluster::moving,
-    protocol::{Answer, Arg, Had, LONGEST, Op, PAGE, Sending, Verb, Word},
+    protocol::{Arg, LONGEST, Op, PAGE, Sending, Verb},
     sentinels::Moves,
     server_error::ServerError,
     server_info::{Doubt, ServerInfo},

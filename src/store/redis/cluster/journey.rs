@@ -6,7 +6,10 @@ use super::{Cluster, Way, redirect::Redirect};
 use crate::{
     clock::jittered,
     error::StoreError,
-    store::redis::protocol::{Answer, Op, Sending},
+    store::redis::{
+        answer::Answer,
+        protocol::{Op, Sending},
+    },
 };
 use fred::types::config::Server;
 use std::time::Duration;

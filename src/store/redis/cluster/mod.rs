@@ -9,10 +9,7 @@ mod topology;
 
 use self::{journey::Journey, shard::Shards};
 pub(super) use self::{lists::by_slot, shard::Way, topology::Topology};
-use super::{
-    address::Address,
-    protocol::{Answer, Op},
-};
+use super::{address::Address, answer::Answer, protocol::Op};
 use crate::{Key, error::StoreError, store::Pushes};
 use fred::types::config::Server;
 use futures_util::future::join_all;
