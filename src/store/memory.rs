@@ -14,7 +14,9 @@ use std::{
 
 mod member;
 mod slot;
-use slot::{Now, Slot, Word};
+mod state;
+use slot::{Now, Word};
+use state::State;
 
 /// Keeps leases in this process: for tests, examples, and programs that are one process.
 ///
@@ -46,14 +48,6 @@ pub struct MemoryStore {
     sinks: Mutex<Sinks>,
 }
 
-#[derive(Default)]
-struct State {
-    slots: HashMap<Key, Slot>,
-    /// When the slots are looked through for what is over.
-    sweep: Sweep<SMALL>,
-    values: HashMap<Key, Value>,
-}
-
 /// So few are not worth a sweep.
 const SMALL: usize = 64;
 
@@ -62,11 +56,6 @@ const SMALL: usize = 64;
 struct Sinks {
     by_inbox: HashMap<Arc<str>, Pushes>,
     sweep: Sweep<SMALL>,
-}
-
-struct Value {
-    bytes: Vec<u8>,
-    fence: u64,
 }
 
 impl MemoryStore {
@@ -199,120 +188,6 @@ impl Store for MemoryStore {
             let Sinks { by_inbox, sweep } = &mut *unpoisoned(&self.sinks);
             sweep.done(by_inbox.len());
         }
-    }
-}
-
-/// The verbs: each is an operation of the Redis page.
-impl State {
-    fn claim(&mut self, claim: &Claim, late: bool, now: Now) -> Claimed {
-        if let Some(slot) = self.slots.get_mut(&claim.key)
-            && let Some(fence) = slot.prolong(&claim.owner, claim.ttl, now)
-        {
-            return Claimed::held(fence);
-        }
-        if late {
-            return Claimed::Late;
-        }
-        self.sweep(now);
-        let slot = self.slots.entry(claim.key.clone()).or_default();
-        // By its own account alive, so before the dead are dropped.
-        if let Some(me) = slot.line.iter_mut().find(|w| w.owner == claim.owner) {
-            (me.presence, me.until) = (claim.presence, now.moment.after(claim.presence));
-        }
-        // What can change first: the holder's TTL ends, or, when the key is free, the presence of the first in line.
-        let (change, holder) = if let Some(held) = slot.held(now) {
-            (held.until, Some(held.owner.label().clone()))
-        } else {
-            match slot.first(now) {
-                Some(first) if first.owner != claim.owner => (first.until, None),
-                mine => {
-                    if mine.is_some() {
-                        slot.line.pop_front();
-                    }
-                    return Claimed::held(slot.take(claim.owner.clone(), claim.ttl, now));
-                }
-            }
-        };
-        let retry_in = Some(change.since(now.moment));
-        if !claim.line {
-            return Claimed::busy(retry_in, holder);
-        }
-        let (ahead, ticket) = slot.stand(claim, now);
-        Claimed::queued(ahead as u64, retry_in, slot.fence, ticket, holder)
-    }
-
-    fn renew(&mut self, renewal: &Renewal, now: Now) -> Renewed {
-        let Some(slot) = self.slots.get_mut(&renewal.key) else { return Renewed::Gone };
-        match slot.held(now) {
-            None => Renewed::Gone,
-            Some(held) if held.fence == renewal.fence && held.owner == renewal.owner => {
-                slot.prolong(&renewal.owner, renewal.ttl, now);
-                Renewed::Renewed
-            }
-            Some(_) => Renewed::Taken,
-        }
-    }
-
-    fn release(&mut self, key: &Key, owner: &Owner, now: Now, words: &mut Vec<Word>) -> Freed {
-        let Some(slot) = self.slots.get_mut(key) else { return Freed::Gone };
-        if slot.held(now).is_some_and(|held| held.owner == *owner) {
-            slot.give(now, words);
-            return Freed::Released;
-        }
-        slot.line.retain(|w| w.owner != *owner);
-        // Who leaves the line before a free key passes its turn on: the next one may not stay until it would ask again.
-        if slot.held(now).is_none() {
-            slot.give(now, words);
-        }
-        Freed::Gone
-    }
-
-    fn force(&mut self, key: &Key, now: Now, words: &mut Vec<Word>) -> bool {
-        let Some(slot) = self.slots.get_mut(key) else { return false };
-        let Some(held) = slot.held(now) else { return false };
-        words.push(Word::Forced { owner: held.owner.clone(), key: key.clone(), fence: held.fence });
-        // Overtakes it: in a quorum, its holder would put the lease back with the next renewal.
-        let fence = held.fence;
-        slot.overtake(fence, now);
-        slot.give(now, words);
-        true
-    }
-
-    fn write(&mut self, write: &FencedWrite) -> Result<Wrote, StoreError> {
-        self.no_lease(&write.key)?;
-        let new = Value { bytes: write.value.clone(), fence: write.fence };
-        match self.values.get_mut(&write.key) {
-            Some(old) if old.fence > new.fence => return Ok(Wrote::Stale { newest: old.fence }),
-            Some(old) => *old = new,
-            None => drop(self.values.insert(write.key.clone(), new)),
-        }
-        Ok(Wrote::Written)
-    }
-
-    fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        self.no_lease(key)?;
-        Ok(self.values.get(key).map(|value| value.bytes.clone()))
-    }
-
-    /// In Redis both are keys in one space, so a program must not come to rely on their being apart.
-    fn no_lease(&self, key: &Key) -> Result<(), StoreError> {
-        if self.slots.contains_key(key) {
-            return Err(StoreError::refused("the key is a lease's own; keep the value under another"));
-        }
-        Ok(())
-    }
-
-    /// Drops what is over: dead waiters, and slots with nothing to remember.
-    fn sweep(&mut self, now: Now) {
-        if !self.sweep.is_due(self.slots.len()) {
-            return;
-        }
-        self.slots.retain(|_, slot| {
-            slot.line.retain(|w| w.is_alive(now));
-            slot.held(now).is_some() || !slot.line.is_empty() || slot.forget.is_some_and(|at| at > now.moment)
-        });
-        self.sweep.done(self.slots.len());
-        self.slots.shrink_to(2 * self.slots.len());
     }
 }
 
