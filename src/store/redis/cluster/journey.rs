@@ -155,3 +155,39 @@ impl<'a> Journey<'a> {
         self.cluster.pause(jittered(pause)).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{
+        Claim, Identity, Owner,
+        redis::{address::Address, cluster::Shards, protocol::Verb, server_error::ServerError},
+    };
+    use std::sync::Arc;
+    use tokio::runtime::Handle;
+    use tokio_util::sync::CancellationToken;
+
+    #[tokio::test]
+    async fn a_claim_is_sent_again_only_when_it_was_certainly_not_carried_out() {
+        let address = Address::parse("redis-cluster://h").unwrap();
+        let (topology, patience) = (address.cluster().unwrap().clone(), Duration::from_secs(1));
+        let shards = Arc::new(Shards::new(address, patience, Handle::current()));
+        let _open = CancellationToken::new().drop_guard();
+        let cluster = Cluster { topology, shards, patience, runtime: Handle::current(), _open };
+        let owner = Owner::draw(&Identity::new("me").unwrap()).unwrap();
+        let claim = Op::claim(&Claim::new("k".into(), owner.clone(), patience), crate::clock::Moment(0));
+        let release = Op::release(&"k".into(), &owner);
+        let again = |op: &Op, words: &str| {
+            let told = Err(ServerError::new(words).classify());
+            Journey::new(&cluster, Way::Main, op.clone()).met(&Server::new("h", 1), told).is_none()
+        };
+        // It alone was told so.
+        assert!(again(&claim, "MOVED 1 h:2") && again(&release, "MOVED 1 h:2"));
+        // The client library tells this to everybody who waits.
+        assert!(
+            !again(&claim, "CLUSTERDOWN The cluster is down") && again(&release, "CLUSTERDOWN The cluster is down")
+        );
+        let once = [Verb::Claim, Verb::Propose, Verb::Hold, Verb::Force];
+        assert!(once.iter().all(|verb| !verb.may_be_sent_again()));
+    }
+}
